@@ -1,0 +1,5 @@
+"""The one error a user meets: a single line that names what was wrong and what would be right."""
+
+
+class AthenaError(ValueError):
+    """Bad input, said in one line. The CLI prints the line and exits with 2; a library caller may catch it."""

@@ -1,0 +1,114 @@
+"""The generator: a short causal window of cues -> a few latents, at every position and for both sources at once.
+
+Shapes: B batch, P window positions with the carried ones, T positions, K window length, L latents, w width,
+S sources.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Attention(nn.Module):
+    """Multi-head attention with biases over a handful of keys, where a fused kernel costs more than it saves."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+
+    def reset(self, generator: torch.Generator | None) -> None:
+        """Xavier-uniform projections as one 3w x w block, zero biases: torch's own habit."""
+        width = self.query.in_features
+        bound = math.sqrt(6 / (4 * width))
+        for layer in (self.query, self.key_value):
+            nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+        nn.init.kaiming_uniform_(self.out.weight, a=math.sqrt(5), generator=generator)
+        for layer in (self.query, self.key_value, self.out):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """x [..., Q, w] attends to y [..., K, w]."""
+        return self.attend(x, self.key_value(y))
+
+    def attend(self, x: Tensor, key_value: Tensor, visible: Tensor | None = None) -> Tensor:
+        """x [..., Q, w] attends to projected keys and values [..., K, 2w]; visible [..., K] hides some."""
+        q = self.query(x).unflatten(-1, (self.heads, -1))
+        k, v = (part.unflatten(-1, (self.heads, -1)) for part in key_value.chunk(2, dim=-1))
+        scores = torch.einsum("...qhc,...khc->...hqk", q, k) / math.sqrt(q.shape[-1])
+        if visible is not None:
+            scores = scores.masked_fill(~visible[..., None, None, :], -math.inf)
+        mixed = torch.einsum("...hqk,...khc->...qhc", scores.softmax(-1), v)
+        return self.out(mixed.flatten(-2))
+
+
+class Layer(nn.Module):
+    """Cross attention to the cues, self attention, feed-forward; each added, then normalised."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.cross = Attention(width, heads)
+        self.self_ = Attention(width, heads)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+
+    def reset(self, generator: torch.Generator | None) -> None:
+        """Torch's defaults, from the given generator."""
+        self.cross.reset(generator)
+        self.self_.reset(generator)
+        for layer in (self.up, self.down):
+            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+            bound = 1 / math.sqrt(layer.in_features)
+            nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+    def forward(self, latents: Tensor, cue_key_value: Tensor, visible: Tensor) -> Tensor:
+        """latents [..., L, w], projected cues [..., K, 2w], visible [..., K]."""
+        latents = self.norms[0](latents + self.cross.attend(latents, cue_key_value, visible))
+        latents = self.norms[1](latents + self.self_(latents, latents))
+        return self.norms[2](latents + self.down(F.gelu(self.up(latents))))
+
+
+class Generator(nn.Module):
+    """Cues of GE (memory) and GH (clean states) -> latents of both, through one set of weights."""
+
+    def __init__(self, width: int, memory: int, inner: int, depth: int, latents: int, heads: int):
+        super().__init__()
+        self.cue_memory = nn.Linear(memory, inner)
+        self.cue_context = nn.Linear(width, inner)
+        self.queries = nn.Parameter(torch.empty(latents, inner))
+        self.sources = nn.Parameter(torch.empty(2, inner))
+        self.layers = nn.ModuleList(Layer(inner, heads) for _ in range(depth))
+
+    def reset(self, generator: torch.Generator | None) -> None:
+        """Initial weights of the method."""
+        for layer in (self.cue_memory, self.cue_context):
+            nn.init.normal_(layer.weight, std=0.02, generator=generator)
+            nn.init.zeros_(layer.bias)
+        nn.init.normal_(self.queries, std=0.02, generator=generator)
+        nn.init.normal_(self.sources, std=0.02, generator=generator)
+        for layer in self.layers:
+            layer.reset(generator)
+
+    def cue(self, source: int, x: Tensor) -> Tensor:
+        """Cues [..., w] of one source: 0 from memory rows [..., m], 1 from clean states [..., d]."""
+        projection = self.cue_memory if source == 0 else self.cue_context
+        return projection(x) + self.sources[source]
+
+    def forward(self, sources: tuple[int, ...], cues_SBPw: Tensor, window_BTK: Tensor) -> Tensor:
+        """Latents_SBTLw from cues at the positions window_BTK (-1: not there)."""
+        visible_BTK = window_BTK >= 0
+        rows_B11 = torch.arange(cues_SBPw.shape[1], device=cues_SBPw.device)[:, None, None]
+        index_BTK = window_BTK.clamp(min=0)
+        start_SLw = self.queries + self.sources[list(sources)][:, None]
+        S, (B, T, _) = cues_SBPw.shape[0], window_BTK.shape
+        latents = start_SLw[:, None, None].expand(S, B, T, -1, -1)
+        for layer in self.layers:
+            # A cue is projected once, then read by every window it lies in.
+            key_value_SBPx = layer.cross.key_value(cues_SBPw)
+            latents = layer(latents, key_value_SBPx[:, rows_B11, index_BTK], visible_BTK)
+        return latents
