@@ -233,6 +233,10 @@ COMPLAINTS = {
     ),
     "no-pip": ("/usr/bin/python: No module named pip\n", "this Python has no pip; install it with: "),
     "traceback": ("Traceback (most recent call last):\n  File\nReadTimeoutError: Read timed out.\n", "Read timed out."),
+    "disk-full": (
+        "ERROR: Exception:\nTraceback (most recent call last):\n  File\nOSError: [Errno 28] No space left on device\n",
+        "OSError: [Errno 28] No space left on device",
+    ),
     "long": (f"ERROR: {'x' * 5000}\n", "x" * 199 + "…"),
     "warnings-only": ("WARNING: odd\n", "WARNING: odd"),
     "silent": ("", "pip failed without saying why"),
@@ -306,13 +310,27 @@ def test_interrupt_leaves_nothing(cache, wheels, converted, console, monkeypatch
     assert os.listdir(cache) == []
 
 
-def test_conversion_failure_is_one_line(cache, wheels, console, monkeypatch):
-    transformers = pytest.importorskip("transformers")
-    before = transformers.utils.logging.get_verbosity(), transformers.utils.logging.is_progress_bar_enabled()
+def test_conversion_failure_is_one_line(cache, wheels, console):
+    from tqdm.auto import tqdm
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled(), tqdm.__init__
     line = refused(console)  # the toy's joined parts are no GGUF
     assert line.startswith("transformers could not convert toy.gguf: ")
     assert os.listdir(cache) == []
-    assert before == (transformers.utils.logging.get_verbosity(), transformers.utils.logging.is_progress_bar_enabled())
+    assert before == (logging.get_verbosity(), logging.is_progress_bar_enabled(), tqdm.__init__)
+
+
+def test_transformers_is_quiet_within(capsys):
+    from tqdm.auto import tqdm
+    from transformers.utils import logging
+
+    with fetching.quiet_transformers():
+        assert list(tqdm([1, 2], desc="bar")) == [1, 2]
+        logging.get_logger("transformers").warning("warning")
+    assert capsys.readouterr() == ("", "")
+    list(tqdm([1], desc="bar"))
+    assert "bar" in capsys.readouterr().err
 
 
 def test_the_faster_process_wins(cache, wheels, converted, console, monkeypatch):

@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partialmethod
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -229,7 +230,8 @@ def pip_reason(complaint: str) -> str:
     if "No module named pip" in complaint:
         return f"this Python has no pip; install it with: {sys.executable} -m ensurepip"
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
-    plain = [line for line in lines if not line.startswith(("WARNING:", "[notice]"))]
+    # "ERROR: Exception:" only announces a traceback, whose last line tells
+    plain = [line for line in lines if not line.startswith(("WARNING:", "[notice]", "ERROR: Exception:"))]
     errors = [line.removeprefix("ERROR:").strip() for line in plain if line.startswith("ERROR:")]
     reason = (errors or plain or lines or ["pip failed without saying why"])[-1]
     reason = reason if len(reason) <= 200 else f"{reason[:199]}…"
@@ -291,14 +293,18 @@ def convert(gguf: Path, ready: Path) -> None:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No bars and no warnings of transformers' own beside ours; as they were afterwards."""
+    from tqdm.auto import tqdm
     from transformers.utils import logging
 
+    init = tqdm.__init__
+    tqdm.__init__ = partialmethod(init, disable=True)  # the GGUF reader's bar obeys no setting of transformers
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
+        tqdm.__init__ = init
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()

@@ -158,8 +158,7 @@ def law_3_decoding(model: AthenaModel, ids_1T: Tensor) -> Iterator[Finding]:
         out = mode()
         full = _forward(model, out.sequences)[:, -len(out.logits) - 1 : -1]
         yield _finding(model, 3, f"{name} = forward", torch.stack(out.logits, dim=1), full)
-    greedy = _generate(model, prompt)
-    yield from _assisted(model, prompt, greedy)
+    yield from _assisted(model, prompt)
     yield _beams(model, prompt)
     yield _mixed_lengths(model, ids_1T)
 
@@ -183,14 +182,13 @@ def _continue(model: AthenaModel, prompt: Tensor) -> Any:
     return _generate(model, prompt, past_key_values=cache)
 
 
-def _assisted(model: AthenaModel, prompt: Tensor, greedy: Any) -> Iterator[Finding]:
-    """Speculated tokens are accepted and rolled back: the same tokens as greedy, up to ties."""
+def _assisted(model: AthenaModel, prompt: Tensor) -> Iterator[Finding]:
+    """Speculated tokens are accepted and rolled back: greedy's tokens (where no rounding decides) and logits."""
     repeated = torch.cat([prompt, prompt], dim=1)  # so that the lookup finds something to propose
     plain = _generate(model, repeated)
-    out = _generate(model, repeated, prompt_lookup_num_tokens=3)
-    full = _forward(model, out.sequences)[:, -NEW_TOKENS - 1 : -1]
-    chosen = full.gather(-1, out.sequences[:, -NEW_TOKENS:, None])[..., 0]
-    yield _finding(model, 3, "assisted picks what forward prefers", chosen, full.amax(-1))
+    out = _generate(model, repeated, prompt_lookup_num_tokens=3, max_matching_ngram_size=1)
+    full = _forward(model, out.sequences)[:, -len(out.logits) - 1 : -1]
+    yield _finding(model, 3, "assisted = forward", torch.stack(out.logits, dim=1), full)
     same = torch.equal(plain.sequences, out.sequences)
     if model.dtype == torch.float32:
         yield Finding(3, f"{model.in_use}: assisted = greedy", same, "same tokens" if same else "other tokens")
@@ -251,6 +249,7 @@ def _packed(model: AthenaModel, members: list[Tensor]) -> Tensor:
 
 def padded(members: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
     """Members of different lengths as one batch with its mask."""
-    ids = pad_sequence(members, batch_first=True, padding_side=side)
+    filler = int(members[0][0])  # an ordinary token: only the mask says that it is padding
+    ids = pad_sequence(members, batch_first=True, padding_value=filler, padding_side=side)
     mask = pad_sequence([torch.ones_like(member) for member in members], batch_first=True, padding_side=side)
     return ids, mask
