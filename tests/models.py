@@ -158,3 +158,10 @@ def excite(model: AthenaModel, seed: int = 0) -> None:
 def sample_ids(text: str = 'def encode(self, x): return os.path.join(self, "éa🧠 naïve")') -> torch.Tensor:
     """A short real sequence, with characters cut between tokens."""
     return torch.tensor(byte_level_tokenizer()(text, add_special_tokens=False).input_ids)[:28]
+
+
+def small_llama() -> Any:
+    """Wide enough for the blocks of 4-bit quantisation."""
+    torch.manual_seed(0)
+    sizes = {**_COMMON, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)).eval()

@@ -110,15 +110,15 @@ def check(
     with notes.status("checking") as status:
         for finding in check_laws(model, ids):
             findings.append(finding)
-            status.update(f"law {finding.law} · {finding.what}")
+            status.update(f"law {finding.law} · {finding.use} · {finding.what}")
     failed = sum(not finding.passed for finding in findings)
     if as_json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+        print(json.dumps([{**dataclasses.asdict(f), "passed": f.passed} for f in findings], indent=2))
     else:
-        table = Table("law", "what", "", "largest difference")
+        table = Table("law", "pathway", "what", "", "largest difference")
         for finding in findings:
             mark = "[green]holds[/]" if finding.passed else "[bold red]FAILS[/]"
-            table.add_row(str(finding.law), finding.what, mark, finding.detail)
+            table.add_row(str(finding.law), finding.use, finding.what, mark, finding.detail)
         console.print(table)
         console.print(f"{len(findings) - failed} of {len(findings)} hold on {model.config.model_type}")
     if failed:

@@ -9,7 +9,7 @@ RELATIVE: dict[torch.dtype, float] = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
     torch.float16: 1e-2,
-    torch.bfloat16: 8e-2,
+    torch.bfloat16: 5e-2,
 }
 
 

@@ -9,6 +9,7 @@ H table heads over all orders, R rows per head, K keys of the longest n-gram, V 
 """
 
 import dataclasses
+import functools
 import hashlib
 import math
 import unicodedata
@@ -106,7 +107,7 @@ BASE = _last_draw | 1
 def polynomial(word: str) -> int:
     """Polynomial hash of a word's bytes."""
     value = 0
-    for byte in word.encode("utf-8", "surrogatepass"):
+    for byte in word.encode("utf-8"):
         value = (value * BASE + BYTE_VALUES[byte]) % WORD_SIZE
     return value
 
@@ -119,25 +120,27 @@ def token_key(data: bytes) -> int:
         return blake("\x00bytes " + data.hex())
 
 
-def vocabulary_number(tokens_V: Sequence[bytes | None], token: int) -> int:
+@functools.cache
+def vocabulary_numbers(tokens_V: tuple[bytes | None, ...]) -> list[int]:
     """Scheme `xmem_v1`: distinct canonical texts of one vocabulary, numbered from 1 as they first appear."""
     seen: list[str] = []
-    wanted = token_text((tokens_V[token] or b"").decode("utf-8", "replace"))
+    numbers = []
     for data in tokens_V:
-        if data is not None:
-            text = token_text(data.decode("utf-8", "replace"))
-            if text == wanted:
-                return len(seen) + 1
-            if text not in seen:
-                seen.append(text)
-    return 0
+        if data is None:
+            numbers.append(0)
+            continue
+        text = token_text(data.decode("utf-8", "replace"))
+        if text not in seen:
+            seen.append(text)
+        numbers.append(seen.index(text) + 1)
+    return numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class Addresses:
     """All that fixes the rows of a table; the hash constants are those of the real table."""
 
-    tokens_V: Sequence[bytes | None]
+    tokens: tuple[bytes | None, ...]
     orders: tuple[int, ...]
     heads: int
     rows: int
@@ -152,14 +155,14 @@ class Addresses:
 def keys_after(a: Addresses, ids: Sequence[int]) -> list[int]:
     """Keys, newest first, after these tokens of one document (special tokens among them count for nothing)."""
     depth = max(a.orders)
-    real = [token for token in ids if a.tokens_V[token] is not None]
+    real = [token for token in ids if a.tokens[token] is not None]
     if a.canonical == "token":
         if a.scheme == "xmem_v1":
-            keys = [vocabulary_number(a.tokens_V, token) for token in reversed(real)]
+            keys = [vocabulary_numbers(a.tokens)[token] for token in reversed(real)]
         else:
-            keys = [token_key(a.tokens_V[token] or b"") for token in reversed(real)]
+            keys = [token_key(a.tokens[token] or b"") for token in reversed(real)]
     else:
-        data = b"".join(a.tokens_V[token] or b"" for token in real)
+        data = b"".join(a.tokens[token] or b"" for token in real)
         folded = fold_text(data.decode("utf-8", "ignore"))
         keys = [polynomial(word) for word in reversed(split_words(folded))]
         if not folded or folded[-1] == " ":
@@ -258,7 +261,10 @@ def sigmoid(x: Tensor) -> Tensor:
 
 def softmax(logits: Sequence[Tensor]) -> list[Tensor]:
     """Softmax of a few scalars."""
-    exps = [torch.exp(x - max(float(y) for y in logits)) for x in logits]
+    if not logits:
+        return []
+    largest = max(y.item() for y in logits)  # cancels out; keeps exp in range
+    exps = [torch.exp(x - largest) for x in logits]
     total = torch.stack(exps).sum()
     return [x / total for x in exps]
 
@@ -331,9 +337,7 @@ def generate(p: Weights, sizes: Sizes, source: int, window: Sequence[Tensor]) ->
     return latents
 
 
-def read_generated(
-    p: Weights, sizes: Sizes, source: int, h: Tensor, window: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
+def read_generated(p: Weights, sizes: Sizes, source: int, h: Tensor, window: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """GE or GH: g [d] and its mean gate. For GH, h is the clean state."""
     latents = generate(p, sizes, source, window)
     query = p["generated.query.weight"] @ h
@@ -362,7 +366,9 @@ class Position:
     subset: Tensor
 
 
-def features(p: Weights, h: Tensor, values: Sequence[Tensor], gates: Sequence[Tensor], active: Sequence[bool]) -> Tensor:
+def features(
+    p: Weights, h: Tensor, values: Sequence[Tensor], gates: Sequence[Tensor], active: Sequence[bool]
+) -> Tensor:
     """The features of section 5 without the final n(h): [12 + semantic]. Only P can learn from them."""
     small = [gate.detach() for gate in gates]
     vectors = [value.detach() for value in values]
@@ -441,11 +447,9 @@ def anchored(x: Position, rule: Thresholds) -> tuple[Tensor, list[Tensor]]:
     return x.values[E] + alpha * (x.values[source] - x.values[E]), weights
 
 
-def inside(x: Position, sources: Sequence[int]) -> list[Tensor] | None:
-    """Ordinary logits masked to the active ones of these sources, softmaxed: weights of E, GE, GH; None if none."""
+def inside(x: Position, sources: Sequence[int]) -> list[Tensor]:
+    """Ordinary logits masked to the active ones of these sources, softmaxed: weights of E, GE, GH (0 if none is)."""
     usable = [s for s in sources if x.active[s]]
-    if not usable:
-        return None
     weights = [torch.zeros_like(x.ordinary[0]) for _ in range(3)]
     for s, weight in zip(usable, softmax([x.ordinary[s] for s in usable]), strict=True):
         weights[s] = weight
@@ -472,7 +476,7 @@ SUBSETS = ((E,), (GE,), (GH,), (E, GE), (E, GH), (GE, GH), (E, GE, GH))
 def subset_weights(x: Position, hard: bool) -> list[Tensor]:
     """The subset head picks or weighs the subsets; the ordinary logits mix inside each."""
     within = [inside(x, subset) for subset in SUBSETS]
-    usable = [i for i, weights in enumerate(within) if weights is not None]
+    usable = [i for i, subset in enumerate(SUBSETS) if any(x.active[s] for s in subset)]
     over = softmax([x.subset[i] for i in usable])
     over = hardened(over) if hard else over
     total = [torch.zeros_like(x.ordinary[0]) for _ in range(3)]
@@ -499,7 +503,7 @@ def residual(x: Position, use: str, rule: Thresholds) -> tuple[Tensor, list[Tens
         weights = inside(x, PAIRS[use])
     else:
         weights = inside(x, (E, GE, GH))
-        weights = hardened(weights) if use == "hard" else weights
+        weights = hardened(weights) if use == "hard" and any(x.active) else weights
     return mixed(x, weights), weights
 
 

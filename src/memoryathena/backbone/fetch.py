@@ -297,7 +297,8 @@ def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     init = tqdm.__init__
-    tqdm.__init__ = partialmethod(init, disable=True)  # the GGUF reader's bar obeys no setting of transformers
+    # the GGUF reader's bar obeys no setting of transformers
+    tqdm.__init__ = partialmethod(init, disable=True)  # pyright: ignore[reportAttributeAccessIssue]
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

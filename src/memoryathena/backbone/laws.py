@@ -23,12 +23,25 @@ ENDPOINTS = ("E", "GE", "GH", "router")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of the table: which law, on what, whether it held, and the largest difference seen."""
+    """One line of the table: a law, the pathway, on what, and the largest difference seen against its bound."""
 
     law: int
+    use: str
     what: str
-    passed: bool
-    detail: str
+    difference: float
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        """A difference that is not a number is above every bound."""
+        return self.difference <= self.bound
+
+    @property
+    def detail(self) -> str:
+        """The difference, and what was allowed where anything was."""
+        if self.bound == 0:
+            return "bit for bit" if self.passed else f"differs by {self.difference:.1e}"
+        return f"{self.difference:.1e} (at most {self.bound:.1e})"
 
 
 def check_laws(model: AthenaModel, ids_T: Tensor, uses: tuple[str, ...] = ENDPOINTS) -> Iterator[Finding]:
@@ -36,13 +49,30 @@ def check_laws(model: AthenaModel, ids_T: Tensor, uses: tuple[str, ...] = ENDPOI
     if model.config_athena.control == "ffn":
         uses = tuple(use for use in uses if use in ("E", "router"))
     ids_1T = ids_T.flatten()[None].to(model.device)
+    noise: dict[str, float] = {}
     with torch.no_grad(), _calm(model), model.use(model.in_use):
-        yield from law_1_off_and_rejection(model, ids_1T)
+        if getattr(model.backbone, "hf_quantizer", None) is not None:
+            # Some quantised layers choose their precision per batch: then even the bare backbone obeys these laws
+            # only so far, and no memory on it can do better.
+            with model.use("off"):
+                noise = {finding.what: finding.difference for finding in _laws_2_to_4(model, ids_1T)}
+        for finding in law_1_off_and_rejection(model, ids_1T):
+            yield _allowing(finding, max(noise.values(), default=0.0))
         for use in uses:
             with model.use(use):
-                yield law_2_causal(model, ids_1T)
-                yield from law_3_decoding(model, ids_1T)
-                yield from law_4_batches(model, ids_1T)
+                for finding in _laws_2_to_4(model, ids_1T):
+                    yield _allowing(finding, noise.get(finding.what, 0.0))
+
+
+def _laws_2_to_4(model: AthenaModel, ids_1T: Tensor) -> Iterator[Finding]:
+    yield law_2_causal(model, ids_1T)
+    yield from law_3_decoding(model, ids_1T)
+    yield from law_4_batches(model, ids_1T)
+
+
+def _allowing(finding: Finding, noise: float) -> Finding:
+    """Up to three times the bare backbone's own difference, where a tolerance and not equality is asked."""
+    return dataclasses.replace(finding, bound=max(finding.bound, 3 * noise)) if finding.bound > 0 else finding
 
 
 @contextlib.contextmanager
@@ -60,16 +90,14 @@ def _calm(model: AthenaModel) -> Iterator[None]:
 def _finding(model: AthenaModel, law: int, what: str, a: Tensor, b: Tensor) -> Finding:
     """Equal to tolerance, and finite."""
     a, b = a.float(), b.float()
-    if a.shape != b.shape:
-        return Finding(law, f"{model.in_use}: {what}", False, f"shapes {list(a.shape)} and {list(b.shape)}")
-    difference = float((a - b).abs().max())
-    bound = tolerance(model.dtype, float(b.abs().max()))
-    return Finding(law, f"{model.in_use}: {what}", difference <= bound, f"{difference:.1e} (at most {bound:.1e})")
+    difference = float((a - b).abs().max()) if a.shape == b.shape else float("inf")
+    return Finding(law, model.in_use, what, difference, tolerance(model.dtype, float(b.abs().max())))
 
 
-def _bitwise(law: int, what: str, a: Tensor, b: Tensor) -> Finding:
-    same = torch.equal(a, b) and bool(a.isfinite().all())
-    return Finding(law, what, same, "bit for bit" if same else f"differs by {float((a - b).abs().max()):.1e}")
+def _bitwise(use: str, what: str, a: Tensor, b: Tensor) -> Finding:
+    if torch.equal(a, b) and bool(a.isfinite().all()):
+        return Finding(1, use, what, 0.0, 0.0)
+    return Finding(1, use, what, float((a - b).abs().max()) or float("inf"), 0.0)
 
 
 # -- law 1: off is bare, rejecting everything is E ------------------------------------------------------------------
@@ -81,19 +109,16 @@ def law_1_off_and_rejection(model: AthenaModel, ids_1T: Tensor) -> Iterator[Find
     bare = model.backbone(ids_1T).logits
     model._injection.attach()
     with model.use("off"):
-        yield _bitwise(1, "off = the bare backbone", model(ids_1T).logits, bare)
+        yield _bitwise("off", "the bare backbone", model(ids_1T).logits, bare)
     with model.use("E"):
         e = model(ids_1T).logits
-    if not e.isfinite().all():
-        yield Finding(1, "E is finite", False, "E has non-finite logits")
-        return
     before = model.config_athena.router
     with model.use("router"):
         try:
             model.set_router(tau=float("inf"))
-            yield _bitwise(1, "router at tau = infinity = E", model(ids_1T).logits, e)
+            yield _bitwise("router", "E at tau = infinity", model(ids_1T).logits, e)
             with planted_nan(model):
-                yield _bitwise(1, "the same with NaN in GE and GH", model(ids_1T).logits, e)
+                yield _bitwise("router", "the same with NaN in GE and GH", model(ids_1T).logits, e)
                 model.set_router(tau=-1e9, rho=0.0)
                 logits = model(ids_1T).logits
                 yield _finding(model, 1, "NaN candidates are never admitted", logits, e)
@@ -123,19 +148,20 @@ def law_2_causal(model: AthenaModel, ids_1T: Tensor) -> Finding:
     ids_1T = ids_1T[:, :12]
     whole = _observed(model, ids_1T)
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    worst = (0.0, 0)
+    worst = 0.0
     for t in range(1, ids_1T.shape[1]):
         changed = ids_1T.clone()
         changed[0, t] = (changed[0, t] + vocabulary // 2 + t) % vocabulary
         for a, b in zip(_observed(model, changed), whole, strict=True):
-            worst = max(worst, (float((a[:, :t] - b[:, :t]).abs().nan_to_num().max()), t))
-    bound = tolerance(model.dtype, 1.0)
-    return Finding(2, f"{model.in_use}: causal", worst[0] <= bound, f"{worst[0]:.1e} when token {worst[1]} changes")
+            worst = max(worst, float((a[:, :t] - b[:, :t]).abs().nan_to_num().max()))
+    return Finding(2, model.in_use, "causal", worst, tolerance(model.dtype, 1.0))
 
 
 def _observed(model: AthenaModel, ids_1T: Tensor) -> list[Tensor]:
     with model.trace() as trace:
         logits = model(ids_1T).logits.float().cpu()
+    if model.in_use == "off":
+        return [logits]
     fields = ("weights", "gates", "advantages", "confidences")
     return [logits, *(trace[site][field] for site in trace.sites for field in fields)]
 
@@ -191,7 +217,7 @@ def _assisted(model: AthenaModel, prompt: Tensor) -> Iterator[Finding]:
     yield _finding(model, 3, "assisted = forward", torch.stack(out.logits, dim=1), full)
     same = torch.equal(plain.sequences, out.sequences)
     if model.dtype == torch.float32:
-        yield Finding(3, f"{model.in_use}: assisted = greedy", same, "same tokens" if same else "other tokens")
+        yield Finding(3, model.in_use, "assisted = greedy, by tokens", float(not same), 0.0)
 
 
 def _beams(model: AthenaModel, prompt: Tensor) -> Finding:
