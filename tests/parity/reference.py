@@ -428,8 +428,8 @@ def admission(
     """The admitted source (E if none) and its alpha."""
     best = E
     for s in (GE, GH):
-        good = active[s] and float(advantages[s]) > rule.tau and float(confidences[s]) >= rule.rho
-        if good and (best == E or float(advantages[s]) > float(advantages[best])):
+        good = active[s] and advantages[s].item() > rule.tau and confidences[s].item() >= rule.rho
+        if good and (best == E or advantages[s].item() > advantages[best].item()):
             best = s
     if best == E:
         return E, torch.zeros_like(advantages[E])
@@ -466,7 +466,7 @@ def mixed(x: Position, weights: Sequence[Tensor]) -> Tensor:
 
 def hardened(weights: Sequence[Tensor]) -> list[Tensor]:
     """All weight on the heaviest (the first of equals), none of it learnable."""
-    best = max(range(len(weights)), key=lambda i: float(weights[i]))
+    best = max(range(len(weights)), key=lambda i: weights[i].item())
     return [torch.full_like(weight.detach(), float(i == best)) for i, weight in enumerate(weights)]
 
 
@@ -478,7 +478,7 @@ def subset_weights(x: Position, hard: bool) -> list[Tensor]:
     within = [inside(x, subset) for subset in SUBSETS]
     usable = [i for i, subset in enumerate(SUBSETS) if any(x.active[s] for s in subset)]
     over = softmax([x.subset[i] for i in usable])
-    over = hardened(over) if hard else over
+    over = hardened(over) if hard and over else over
     total = [torch.zeros_like(x.ordinary[0]) for _ in range(3)]
     for share, i in zip(over, usable, strict=True):
         for s in (E, GE, GH):

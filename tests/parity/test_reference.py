@@ -225,7 +225,7 @@ def rows_of(documents) -> st.SearchStrategy[Row]:
 
 ANY_TOKENS = st.lists(st.integers(0, len(TOKENS) - 1), min_size=1, max_size=12)
 SIZES = st.lists(st.integers(1, 7), min_size=1, max_size=5)
-LIMITED = settings(max_examples=40, deadline=None, derandomize=True)  # the same examples on every machine
+LIMITED = settings(max_examples=60, deadline=None, derandomize=True)  # the same examples on every machine
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -636,9 +636,10 @@ def test_what_is_not_finite_is_never_admitted_and_never_reaches_the_residual() -
     s = make_setup(MIXED, SIDES, branches=4)
     rows_BTH, _ = s.case.source(s.ids, s.valid, s.starts)
     with torch.no_grad():
-        s.h0[4, 6, 2] = torch.nan  # GH at 6, 7, 8 of a row without padding
-        s.h0[5, -3, 0] = torch.inf
-        s.table.weight[rows_BTH[4, 12, 0], 1] = torch.nan  # E and GE wherever the first head reads this row
+        s.table.weight[rows_BTH[4, 4, 0], 1] = torch.nan  # E at 4 and GE at 4, 5, 6 of a row without padding
+        s.h0[4, 9, 2] = torch.nan  # GH at 9, 10, 11
+        s.table.weight[rows_BTH[4, 14, 2] + 2 * s.case.plain.rows, 0] = torch.inf  # all three at 14
+        s.h0[4, 14, 0] = torch.inf
     uses = USES[3:]  # a forced pathway has nothing to fall back on
     out = run_source(s, uses)
     found = set()
@@ -649,7 +650,8 @@ def test_what_is_not_finite_is_never_admitted_and_never_reaches_the_residual() -
                 expected, _ = reference.residual(position, use, PLAIN_RULE)
                 assert torch.isfinite(decision.residual[b, t]).all()
                 torch.testing.assert_close(decision.residual[b, t], expected, **VALUE_TOLERANCE)
-    assert found >= {(True, True, True), (True, True, False), (True, False, True), (False, False, True)}
+    all_three, no_ge, no_gh = (True, True, True), (True, False, True), (True, True, False)
+    assert found >= {all_three, no_ge, no_gh, (False, False, True), (False, False, False)}
 
 
 @pytest.mark.parametrize("rule", [RULE, Admission(0.0, 0.5, 0.15, 1.0), Admission(-0.5, 0.0, 0.15, 1.0)], ids=str)

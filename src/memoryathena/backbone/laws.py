@@ -71,8 +71,8 @@ def _laws_2_to_4(model: AthenaModel, ids_1T: Tensor) -> Iterator[Finding]:
 
 
 def _allowing(finding: Finding, noise: float) -> Finding:
-    """Up to three times the bare backbone's own difference, where a tolerance and not equality is asked."""
-    return dataclasses.replace(finding, bound=max(finding.bound, 3 * noise)) if finding.bound > 0 else finding
+    """The order of magnitude of the bare backbone's own difference, where a tolerance and not equality is asked."""
+    return dataclasses.replace(finding, bound=max(finding.bound, 10 * noise)) if finding.bound > 0 else finding
 
 
 @contextlib.contextmanager

@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from memoryathena.memory.hashing import SCHEMES, HashConstants, signed
-from memoryathena.memory.text import LETTER, SPACE, fold
+from memoryathena.memory.text import LETTER, SPACE, SYMBOL, fold
 from memoryathena.memory.vocabulary import (
     BASE,
     BYTE_VALUES,
-    COMPAT_END,
-    COMPAT_START,
-    DIRECT,
+    LISTED,
     NONE,
     PENDING_NONE,
+    PRIVATE,
     Piece,
     PieceTable,
     character_pieces,
@@ -111,9 +110,10 @@ class WordKeyer(Keyer):
         super().__init__(tokens, constants, depth)
         pieces, lead, tail = [], [], []
         for data in tokens:
-            before, middle, after = split_utf8(data or b"")
+            before, middle, after = split_utf8(data or b"")  # a token without bytes passes everything on
             pieces.append(piece("".join(map(fold, middle.decode("utf-8", "ignore")))))
-            lead.append((len(before), continuation(before[:3]), int(len(before) == len(data or b"-"))))
+            # More than three continuation bytes never help: the fourth is a stray.
+            lead.append((min(len(before), 3), continuation(before[:3]), int(len(before) == len(data or b""))))
             tail.append(pending(after))
         self.tokens = PieceTable(pieces, depth)
         self.has_fragments = any(n for n, _, _ in lead) or any(tail)
@@ -205,7 +205,10 @@ class WordKeyer(Keyer):
     def _cut_characters(
         self, ids_BT: Tensor, real_BT: Tensor, starts_BT: Tensor, pending_B: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Characters whose bytes lie in several tokens: the piece each token completes, and what stays begun."""
+        """Characters whose bytes lie in several tokens: the piece each token completes, and what stays begun.
+
+        As a decoder that ignores errors: bytes that make no character are nothing.
+        """
         front_B1 = torch.ones_like(real_BT[:, :1])
         valid_BN = torch.cat([front_B1, real_BT], dim=1)
         starts_BN = torch.cat([~front_B1, starts_BT], dim=1)
@@ -218,12 +221,18 @@ class WordKeyer(Keyer):
         for _ in range(3):  # a character has at most four bytes, so at most three tokens go on with it
             was_BN = torch.where(before_BN >= 0, take(open_BN, before_BN), PENDING_NONE)
             have_BN, need_BN = (was_BN >> 4 & 15) + length_BN, was_BN & 15
-            value_BN = (was_BN >> 8) << (6 * length_BN.clamp(max=3)) | payload_BN
+            value_BN = (was_BN >> 8) << (6 * length_BN) | payload_BN
             grown_BN = torch.where(have_BN < need_BN, value_BN << 8 | have_BN << 4 | need_BN, PENDING_NONE)
             open_BN = torch.where(passes_BN, grown_BN, own_BN)
         was_BN = torch.where(before_BN >= 0, take(open_BN, before_BN), PENDING_NONE)
-        done_BN = (length_BN > 0) & (was_BN > 0) & ((was_BN >> 4 & 15) + length_BN == (was_BN & 15)) & valid_BN
-        code_BN = (was_BN >> 8) << (6 * length_BN.clamp(max=3)) | payload_BN
+        need_BN = was_BN & 15
+        missing_BN = need_BN - (was_BN >> 4 & 15)
+        done_BN = (was_BN != PENDING_NONE) & (length_BN >= missing_BN) & valid_BN
+        # Continuation bytes beyond the character's own are strays.
+        code_BN = (was_BN >> 8) << (6 * missing_BN) | payload_BN >> (6 * (length_BN - missing_BN).clamp(min=0))
+        least_BN = torch.where(need_BN == 4, 0x10000, torch.where(need_BN == 3, 0x800, 0x80))
+        surrogate_BN = (code_BN >= 0xD800) & (code_BN < 0xE000)
+        done_BN &= (code_BN >= least_BN) & (code_BN <= 0x10FFFF) & ~surrogate_BN
         cut_BNC = self._character(torch.where(done_BN, code_BN, -1))
         newest_BN = last_index(valid_BN)
         open_here_BN = torch.where(newest_BN >= last_index(starts_BN), take(open_BN, newest_BN), PENDING_NONE)
@@ -231,21 +240,26 @@ class WordKeyer(Keyer):
 
     def _character(self, code_BN: Tensor) -> Tensor:
         """Piece columns of a character, all zero for none (-1)."""
-        compat_BN = (code_BN >= COMPAT_START) & (code_BN < COMPAT_END)
-        index_BN = torch.where(compat_BN, code_BN - COMPAT_START + DIRECT, code_BN)
-        listed_BN = (code_BN >= 0) & (index_BN < self.characters.columns_VC.shape[0])
-        columns_BNC = self.characters.columns_VC[torch.where(listed_BN, index_BN, 0)]
-        # Above the listed ones a character is a letter and its own canonical form: hash its four bytes.
-        high_BN = (code_BN >= 0) & ~listed_BN
-        hash_BN, inverse_4 = torch.zeros_like(code_BN), pow(BASE, -4, 1 << 64)
-        for shift_by, mark in ((18, 0xF0), (12, 0x80), (6, 0x80), (0, 0x80)):
-            byte_BN = (code_BN >> shift_by & 0x3F) | mark
-            hash_BN = hash_BN * signed(BASE) + self.byte_values[byte_BN]
+        index_BN, base = torch.full_like(code_BN, -1), 0
+        for start, end in LISTED:
+            inside_BN = (code_BN >= start) & (code_BN < end)
+            index_BN = torch.where(inside_BN, code_BN - start + base, index_BN)
+            base += end - start
+        listed_BN = index_BN >= 0
+        columns_BNC = self.characters.columns_VC[index_BN.clamp(min=0)]
+        hash_BN = torch.zeros_like(code_BN)
+        for bits, mark in ((18, 0xF0), (12, 0x80), (6, 0x80), (0, 0x80)):  # the four bytes of a character up there
+            hash_BN = hash_BN * signed(BASE) + self.byte_values[(code_BN.clamp(min=0) >> bits & 0x3F) | mark]
+        private_BN = (code_BN >= PRIVATE) & (code_BN & 0xFFFF < 0xFFFE)
+        kind_BN = torch.where(private_BN, SYMBOL, LETTER)
         high_BNC = torch.zeros_like(columns_BNC)
-        fill = [hash_BN, signed(pow(BASE, 4, 1 << 64)), signed(inverse_4), LETTER, LETTER]
-        for column, value in enumerate(fill):
-            high_BNC[..., column] = value
-        columns_BNC = torch.where(high_BN[..., None], high_BNC, columns_BNC)
+        high_BNC[..., 0] = torch.where(private_BN, 0, hash_BN)
+        high_BNC[..., 1] = torch.where(private_BN, 1, signed(pow(BASE, 4, 1 << 64)))
+        high_BNC[..., 2] = torch.where(private_BN, 1, signed(pow(BASE, -4, 1 << 64)))
+        high_BNC[..., 3] = high_BNC[..., 4] = kind_BN
+        high_BNC[..., 5] = private_BN.long()
+        high_BNC[..., 6] = torch.where(private_BN, hash_BN, 0)
+        columns_BNC = torch.where(listed_BN[..., None], columns_BNC, high_BNC)
         return torch.where((code_BN >= 0)[..., None], columns_BNC, 0)
 
 

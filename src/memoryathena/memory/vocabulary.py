@@ -121,14 +121,15 @@ def pending(data: bytes) -> int:
     return value << 8 | len(data) << 4 | need
 
 
-# Characters indexed directly, then the only higher block that is not its own canonical form.
-DIRECT, COMPAT_START, COMPAT_END = 0x20000, 0x2F800, 0x2FA1E
+# Blocks whose characters are listed; every other one is its own canonical form, and a letter unless private.
+LISTED = ((0, 0x20000), (0x2F800, 0x2FA1E), (0xE0000, 0xE0080))
+PRIVATE = 0xF0000
 
 
 @functools.cache
 def character_pieces() -> tuple[Piece, ...]:
-    """Pieces of all characters below DIRECT and of the compatibility block: for characters cut between tokens."""
-    codes = [*range(DIRECT), *range(COMPAT_START, COMPAT_END)]
+    """Pieces of the listed characters, block after block: for characters that are cut between tokens."""
+    codes = [code for start, end in LISTED for code in range(start, end)]
     return tuple(piece("" if 0xD800 <= code < 0xE000 else fold(chr(code))) for code in codes)
 
 
