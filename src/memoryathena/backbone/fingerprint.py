@@ -21,7 +21,10 @@ SAMPLE_TOLERANCE = 0.02
 def backbone_fingerprint(backbone: Any, blocks: nn.ModuleList) -> dict[str, Any]:
     """Architecture, and a sample of the input embedding: kept unquantised by every loader, untouched by LoRA."""
     config = backbone.config.get_text_config()
-    weight = backbone.get_input_embeddings().weight
+    embedding = backbone.get_input_embeddings()
+    weight = embedding.weight
+    if weight.is_meta:  # offloaded by accelerate, which knows where it is
+        weight = embedding._hf_hook.weights_map["weight"]
     vocabulary = int(weight.shape[0])
     index = torch.linspace(0, weight.numel() - 1, SAMPLES, dtype=torch.float64).long()
     sample = weight.detach().flatten()[index.to(weight.device)].float().cpu()

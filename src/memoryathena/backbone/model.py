@@ -231,6 +231,11 @@ class AthenaModel(nn.Module):
         """The pathway now in use."""
         return self._use
 
+    @property
+    def input_device(self) -> torch.device:
+        """Where token ids go, also when the weights themselves are offloaded."""
+        return _device_of(self._injection.host.get_input_embeddings())
+
     @contextlib.contextmanager
     def trace(self) -> Iterator[Trace]:
         """Record what the router does at every site and position while the block runs."""
@@ -309,9 +314,8 @@ class AthenaModel(nn.Module):
         """Each site on its block's device, table and addressing with the embeddings."""
         for index, site in self.memory.sites.items():
             site.to(_device_of(blocks[int(index)]))
-        home = _device_of(self._injection.host.get_input_embeddings())  # pyright: ignore[reportCallIssue]
-        self.memory.table.to(home)
-        self.addressing.to(home)
+        self.memory.table.to(self.input_device)
+        self.addressing.to(self.input_device)
 
 
 def get_athena_model(backbone: Any, config: AthenaConfig | Mapping[str, Any] | str, tokenizer: Any) -> AthenaModel:
@@ -345,6 +349,9 @@ def fit(config: AthenaConfig, host: Any, blocks: int) -> AthenaConfig:
 
 
 def _device_of(module: nn.Module) -> torch.device:
+    """Where a module computes: accelerate brings offloaded weights (which stand on 'meta') to its hook's device."""
+    if (device := getattr(getattr(module, "_hf_hook", None), "execution_device", None)) is not None:
+        return torch.device(device)
     tensor = next(module.parameters(), None)
     return tensor.device if tensor is not None else torch.device("cpu")
 
