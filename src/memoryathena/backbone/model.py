@@ -58,7 +58,7 @@ class AthenaModel(nn.Module):
         blocks = find_blocks(host, config.block_path)
         config = fit(config, host, len(blocks))
         memory = config.memory
-        constants = constants or HashConstants.draw(memory.orders, memory.heads, memory.seed)
+        constants = constants or HashConstants.draw(memory.orders, memory.heads, memory.seed, memory.scheme)
         vocabulary = int(host.get_input_embeddings().weight.shape[0])
 
         self.config_athena = config

@@ -107,10 +107,10 @@ class WordKeyer(Keyer):
     byte_values: Tensor
 
     def __init__(self, tokens: Sequence[bytes | None], constants: HashConstants, depth: int):
-        super().__init__(tokens, constants, depth)
+        super().__init__([data or None for data in tokens], constants, depth)  # a token without bytes is no token
         pieces, lead, tail = [], [], []
         for data in tokens:
-            before, middle, after = split_utf8(data or b"")  # a token without bytes passes everything on
+            before, middle, after = split_utf8(data or b"")
             pieces.append(piece("".join(map(fold, middle.decode("utf-8", "ignore")))))
             # More than three continuation bytes never help: the fourth is a stray.
             lead.append((min(len(before), 3), continuation(before[:3]), int(len(before) == len(data or b""))))

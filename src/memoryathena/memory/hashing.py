@@ -63,15 +63,21 @@ class HashConstants:
     empty: int
 
     @classmethod
-    def draw(cls, orders: tuple[int, ...], heads: int, seed: int) -> "HashConstants":
-        """Fresh constants: every head has its own multipliers, so its collisions are its own."""
+    def draw(cls, orders: tuple[int, ...], heads: int, seed: int, scheme: str = "independent_v1") -> "HashConstants":
+        """Fresh constants: every head has its own multipliers, so its collisions are its own.
+
+        Scheme xmem_v1 has one hash per order, which its heads salt.
+        """
         depth, total = max(orders), len(orders) * heads
         draws = splitmix(seed, total * (depth + 1) + 2)
         rows = [draws[i * (depth + 1) : (i + 1) * (depth + 1)] for i in range(total)]
         head_order = [order for order in orders for _ in range(heads)]
+        salts = tuple(row[depth] for row in rows)
+        if scheme == "xmem_v1":
+            rows = [rows[i - i % heads] for i in range(total)]
         return cls(
             multipliers=tuple(tuple(m | 1 for m in row[:n]) for row, n in zip(rows, head_order, strict=True)),
-            salts=tuple(row[depth] for row in rows),
+            salts=salts,
             begin=draws[-2],
             empty=draws[-1],
         )
