@@ -83,10 +83,10 @@ def generate(
     if not text:
         raise AthenaError("the prompt is empty: give at least one character")
     model = load_model(backbone, adapter, read_config(config, overrides or []), dtype, device)
-    if adapter is None and use != "off":
-        notes.print("no --adapter: the memory is fresh and knows nothing yet", style="dim")
     with model.use(use):
         print(text + complete(model, text, max_new_tokens, temperature, seed))
+    if adapter is None and use != "off":
+        notes.print("no --adapter: the memory was fresh and knew nothing yet", style="dim")
 
 
 @app.command()
@@ -166,11 +166,12 @@ def inspect(
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the demo saves its memory.")] = Path("athena-demo"),
     backbone: Annotated[str, typer.Option(help="The model to attach to.")] = "smollm2-135m",
+    sites: Annotated[str, typer.Option(help="Blocks to inject at.")] = "2,10",
 ) -> None:
     """Attach a memory to a real model, generate, save, load it again, take it off."""
     from memoryathena.demo import run
 
-    run(backbone, folder, console)
+    run(backbone, [int(site) for site in sites.split(",")], folder, console)
 
 
 def _print_fields(description: dict[str, Any]) -> None:

@@ -15,14 +15,14 @@ from memoryathena.memory.system import sizes
 PROMPT = "The library at Alexandria was"
 
 
-def run(backbone_name: str, folder: Path, console: Console) -> None:
+def run(backbone_name: str, sites: list[int], folder: Path, console: Console) -> None:
     """Attach, generate under every pathway, save, load, trace, detach; every claim printed is checked here."""
     console.rule(f"1 · a memory beside {backbone_name}")
     backbone, tokenizer = load_backbone(backbone_name)
     batch = tokenizer(PROMPT, return_tensors="pt")
     with torch.no_grad():
         bare = backbone(**batch).logits
-    model = get_athena_model(backbone, AthenaConfig.preset("small", sites=[2, 10]), tokenizer)
+    model = get_athena_model(backbone, AthenaConfig.preset("small", sites=sites), tokenizer)
     model.print_trainable_parameters()
     _print_sizes(model, console)
 
