@@ -16,7 +16,7 @@ demo: install
 	$(BIN)/athena demo
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 clean:
 	rm -rf .venv

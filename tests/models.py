@@ -16,18 +16,18 @@ from memoryathena import AthenaConfig, AthenaModel, get_athena_model
 VOCABULARY = 400
 SPECIAL = ["<pad>", "<s>", "</s>"]
 
-_COMMON: dict[str, Any] = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=5,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=128,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _WINDOWED = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 _WITHOUT_GQA = {**_COMMON, "num_key_value_heads": 4}
 
@@ -101,9 +101,7 @@ def sentencepiece_tokenizer(vocabulary: int = 600) -> Any:
     """Gemma's kind: BPE over characters with a visible space, bytes only for what it has never seen."""
     core = Tokenizer(models.BPE(byte_fallback=True, unk_token=None))
     core.normalizer = normalizers.Replace(" ", "▁")
-    core.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]  # pyright: ignore
-    )
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary + 256, special_tokens=SPECIAL, initial_alphabet=["▁"], show_progress=False

@@ -30,7 +30,9 @@ CHECK_TEXT = "The café's naïve owner said: “def run(self): return self.run(4
 
 @app.command()
 def sizes(
-    preset: Annotated[str, typer.Argument(help="A preset's name.")], overrides: Overrides = None, as_json: AsJson = False
+    preset: Annotated[str, typer.Argument(help="A preset's name.")],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Parameters of a preset: per part, per site, per stage, in all."""
     from memoryathena.memory.system import sizes as count

@@ -45,9 +45,7 @@ def gpt2_xl() -> AthenaConfig:
     return _gpt2(width=1600, site=16, rows=226_304, row=224, generator=(896, 4, 12, 16), rank=56)
 
 
-def _gpt2(
-    width: int, site: int, rows: int, row: int, generator: tuple[int, int, int, int], rank: int
-) -> AthenaConfig:
+def _gpt2(width: int, site: int, rows: int, row: int, generator: tuple[int, int, int, int], rank: int) -> AthenaConfig:
     """The published GPT-2 family: row width, router and semantic width are one number."""
     gen_width, depth, latents, heads = generator
     return AthenaConfig(

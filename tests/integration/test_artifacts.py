@@ -187,7 +187,10 @@ def test_missing_and_extra_tensors_are_named(copy: Path) -> None:
     removed = tensors.pop("1.norm")
     for changed, message in (
         (tensors, "missing 1 tensors, the first is 1.norm"),
-        ({**tensors, "1.norm": removed, "9.norm": removed.clone()}, "1 tensors that do not belong, the first is 9.norm"),
+        (
+            {**tensors, "1.norm": removed, "9.norm": removed.clone()},
+            "1 tensors that do not belong, the first is 9.norm",
+        ),
         ({**tensors, "1.norm": removed[:-1]}, r"1.norm has shape \[31\], its config says \[32\]"),
     ):
         save_file(changed, path)
@@ -198,7 +201,7 @@ def test_missing_and_extra_tensors_are_named(copy: Path) -> None:
 
 
 def test_another_backbone_or_tokenizer_is_refused_by_name(saved: Path) -> None:
-    with pytest.raises(AthenaError, match="with model_type llama; this backbone is .* with model_type qwen2"):
+    with pytest.raises(AthenaError, match=r"with model_type llama; this backbone is .* with model_type qwen2"):
         load(saved, backbone("qwen2"))
     with pytest.raises(AthenaError, match="has the same architecture but other weights"):
         load(saved, backbone(seed=1))
@@ -228,7 +231,7 @@ def test_nothing_is_written_where_writing_fails(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_place_that_is_neither_folder_nor_repository(tmp_path: Path) -> None:
-    with pytest.raises(AthenaError, match="no folder .* here, and it is not a hub repository id"):
+    with pytest.raises(AthenaError, match=r"no folder .* here, and it is not a hub repository id"):
         load(tmp_path / "nowhere")
 
 

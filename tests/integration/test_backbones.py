@@ -64,7 +64,9 @@ def test_a_detached_backbone_can_be_attached_again_with_a_used_static_cache() ->
 
 
 def test_laws_hold_on_a_peft_wrapped_backbone() -> None:
-    wrapped = get_peft_model(backbone("llama"), LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    wrapped = get_peft_model(
+        backbone("llama"), LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    )
     model = get_athena_model(wrapped, config(), byte_level_tokenizer())
     excite(model)
     assert failures(model) == []
@@ -130,7 +132,7 @@ def test_an_unknown_architecture_is_told_what_is_known_and_works_by_its_block_pa
         logits = model.endpoints(("off", "router"), input_ids=sample_ids()[None])
     assert not torch.equal(logits["off"], logits["router"])
     model.detach()
-    with pytest.raises(AthenaError, match="no blocks at block_path 'inner.layers'"):
+    with pytest.raises(AthenaError, match=r"no blocks at block_path 'inner.layers'"):
         get_athena_model(strange, config(block_path="inner.layers"), byte_level_tokenizer())
 
 

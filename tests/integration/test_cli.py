@@ -37,11 +37,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
     """Exit code, standard output, standard error of one call."""
     monkeypatch.setattr("sys.argv", ["athena", *map(str, args)])
     monkeypatch.setattr(cli.console, "_width", 200)
-    with pytest.raises(SystemExit) as stop:
+    try:
         cli.main()
-        raise SystemExit(0)
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
     captured = capsys.readouterr()
-    return int(stop.value.code or 0), captured.out, captured.err
+    return code, captured.out, captured.err
 
 
 @pytest.fixture
@@ -108,9 +110,7 @@ def test_an_unknown_backbone_names_the_known(athena_cli: Any) -> None:
     assert "give --backbone NAME or an adapter folder" in err
 
 
-def test_check_holds_and_its_exit_code_tells(
-    athena_cli: Any, adapter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_holds_and_its_exit_code_tells(athena_cli: Any, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = athena_cli("check", adapter)
     assert code == 0
     assert "60 of 60 hold on llama" in out
@@ -170,4 +170,3 @@ def test_help_needs_no_torch() -> None:
 
     code = "import sys; import memoryathena.cli; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-

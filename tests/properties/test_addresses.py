@@ -150,7 +150,9 @@ def test_missing_hash_constants_are_named() -> None:
     data = constants.to_json()
     assert HashConstants.from_json(data, "here") == constants
     del data["salts"]
-    with pytest.raises(AthenaError, match=r"here: hash constants need exactly \['begin', 'empty', 'multipliers', 'salts'\]"):
+    with pytest.raises(
+        AthenaError, match=r"here: hash constants need exactly \['begin', 'empty', 'multipliers', 'salts'\]"
+    ):
         HashConstants.from_json(data, "here")
     with pytest.raises(AthenaError, match="not a 64-bit hexadecimal"):
         HashConstants.from_json({**constants.to_json(), "begin": "zz"}, "here")

@@ -1,0 +1,1 @@
+"""The only contact with transformers: attach, decode, save, load."""

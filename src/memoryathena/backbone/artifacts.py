@@ -218,4 +218,3 @@ def find_artifact(path_or_repo: str | Path, revision: str | None = None, token: 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-

@@ -298,7 +298,7 @@ def quiet_transformers() -> Iterator[None]:
 
     init = tqdm.__init__
     # the GGUF reader's bar obeys no setting of transformers
-    tqdm.__init__ = partialmethod(init, disable=True)  # pyright: ignore[reportAttributeAccessIssue]
+    tqdm.__init__ = partialmethod(init, disable=True)
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

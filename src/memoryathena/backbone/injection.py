@@ -82,7 +82,7 @@ class Pass:
 class Injection:
     """Owns the hooks on one backbone. `plan` is None while the memory is off."""
 
-    def __init__(self, host: nn.Module, blocks: nn.ModuleList, system: MemorySystem, addressing: Addressing):
+    def __init__(self, host: Any, blocks: nn.ModuleList, system: MemorySystem, addressing: Addressing):
         self.host, self.blocks, self.system, self.addressing = host, blocks, system, addressing
         self.signature = inspect.signature(host.forward)
         self.plan: Plan | None = None
@@ -165,16 +165,12 @@ class Injection:
         return state
 
     def _check_limit(self, length: int) -> None:
-        config = self.host.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+        config = self.host.config.get_text_config()
         limit = getattr(config, "max_position_embeddings", None)
         if limit is not None and length > limit:
-            raise AthenaError(
-                f"the sequence has {length} positions; {config.model_type} was built for at most {limit}"
-            )
+            raise AthenaError(f"the sequence has {length} positions; {config.model_type} was built for at most {limit}")
 
-    def _read(
-        self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state: DecodingState, plan: Plan
-    ) -> Pass:
+    def _read(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state: DecodingState, plan: Plan) -> Pass:
         """Look up the rows and lay out the windows of this pass."""
         rows_BTH, states_BTS = self.addressing(ids_BT, valid_BT, starts_BT, state.address_BS)
         valid_BP = torch.cat([state.seen_BK, valid_BT], dim=1)
@@ -227,7 +223,7 @@ class Injection:
 
     def _decide(self, run: Pass, index: int, lanes: list[Tensor], clean: Tensor | None) -> list[Tensor]:
         """The copies that go on from this site."""
-        plan, site = run.plan, self.system.sites[str(index)]
+        plan, site = run.plan, self.system.site(index)
         active = [lane for lane, policy in enumerate(plan.policies) if policy is not None]
         device, dtype = site.norm.device, site.norm.dtype
         # Memory arithmetic is in its own precision whatever the backbone's or an autocast's.
@@ -237,7 +233,7 @@ class Injection:
                 [lanes[lane].to(dtype) for lane in active],
                 clean.to(dtype) if clean is not None and "GH" in plan.needs else None,
                 reading,
-                [plan.policies[lane] for lane in active],
+                [policy for policy in plan.policies if policy is not None],
             )
         for source, cue in out.cues.items():
             run.step.cues[index, source] = cue

@@ -28,13 +28,13 @@ def describe(folder: Path) -> dict[str, Any]:
             out["table"] = describe(folder / artifacts.MEMORY_FOLDER)
         return out
     if (folder / artifacts.MEMORY_CONFIG).is_file():
-        config, constants, digest, fingerprint = artifacts.load_memory_config(folder)
+        memory, constants, digest, fingerprint = artifacts.load_memory_config(folder)
         _check_files(folder, {artifacts.TABLE: digest})
         return {
             "kind": "memory",
             "fingerprint": fingerprint,
-            **config.model_dump(mode="json"),
-            "parameters": config.parameters,
+            **memory.model_dump(mode="json"),
+            "parameters": memory.parameters,
             "hash": constants.to_json(),
             "files": {artifacts.TABLE: digest},
         }
@@ -69,8 +69,8 @@ def occupancy(folder: Path, corpus: Path, tokenizer: Any) -> list[HeadOccupancy]
 def documents(path: Path) -> Iterator[str]:
     """Texts of a .jsonl(.gz) file's 'text' field; any other file is one text."""
     try:
-        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-        with opened as file:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8") as file:
             if ".jsonl" not in path.suffixes:
                 yield file.read()
                 return

@@ -68,4 +68,3 @@ def _one_line(name: str, what: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise AthenaError(f"cannot load {what} {name!r}: {first}") from None
-

@@ -9,7 +9,7 @@ Shapes: B batch, S address state, T positions so far, K window, w generator widt
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -131,11 +131,15 @@ def _joined(log: Log | None, new: Log) -> Log:
     if log is None:
         return new
     cues = {key: torch.cat([log.cues[key], cue], dim=1) for key, cue in new.cues.items()}
-    pairs = [(log.address_BTS, new.address_BTS), (log.valid_BT, new.valid_BT), (log.starts_BT, new.starts_BT)]
-    return Log(*(torch.cat(pair, dim=1) for pair in pairs), cues)
+    return Log(
+        torch.cat([log.address_BTS, new.address_BTS], dim=1),
+        torch.cat([log.valid_BT, new.valid_BT], dim=1),
+        torch.cat([log.starts_BT, new.starts_BT], dim=1),
+        cues,
+    )
 
 
-class Following:
+class Following(Cache):
     """Mixed into a cache's class: what is done to the cache is done to the state."""
 
     athena: DecodingState | None
@@ -144,7 +148,7 @@ class Following:
     @property
     def batch_size(self) -> int:
         """Of the layers below the first site, which hold the batch once."""
-        return self.layers[0].batch_size
+        return int(self.layers[0].batch_size)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beams change places."""
@@ -157,22 +161,22 @@ class Following:
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every sequence several times; copies of the batch stay whole."""
-        super().batch_repeat_interleave(repeats)  # pyright: ignore[reportAttributeAccessIssue]
+        super().batch_repeat_interleave(repeats)
         if self.athena is not None:
             self.athena.map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         """Positions are taken back; how many, the layers say afterwards."""
-        super().crop(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        super().crop(*args, **kwargs)
         if self.athena is not None:
-            length = int(self.get_seq_length())  # pyright: ignore[reportAttributeAccessIssue]
+            length = int(self.get_seq_length())
             self.athena = None if length == 0 else self.athena
             if self.athena is not None:
                 self.athena.crop(length)
 
     def reset(self) -> None:
         """Begin again; layers that held several copies of the batch are allocated anew."""
-        super().reset()  # pyright: ignore[reportAttributeAccessIssue]
+        super().reset()
         if self.athena is not None:
             for block, layer in enumerate(self.layers):
                 if self.athena.layout.groups(block) > 1:
@@ -201,8 +205,8 @@ def _following(kind: type) -> type:
 def attach_state(cache: Cache, state: DecodingState) -> None:
     """Let the state ride on the cache from now on."""
     if not isinstance(cache, Following):
-        cache.__class__ = _following(type(cache))
-    cache.athena = state  # pyright: ignore[reportAttributeAccessIssue]
+        cache.__class__ = _following(cast(Any, type(cache)))
+    cast(Following, cache).athena = state
 
 
 def state_of(cache: Any) -> DecodingState | None:

@@ -1,0 +1,1 @@
+"""The method: pure torch. No files, no transformers."""

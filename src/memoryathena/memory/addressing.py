@@ -54,9 +54,7 @@ class Keyer(torch.nn.Module, abc.ABC):
         """State_BS before the first token of a document."""
 
     @abc.abstractmethod
-    def forward(
-        self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state_BS: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
         """Returns keys_BTK (newest first) and states_BTS, the state after each position."""
 
 
@@ -74,9 +72,7 @@ class TokenKeyer(Keyer):
         """All keys are the begin key."""
         return torch.full((batch, self.depth), self.begin, device=self.key_V.device)
 
-    def forward(
-        self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state_BS: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
         """See `Keyer.forward`."""
         K = self.depth
         # The carried keys stand in front, oldest first, as if they were tokens of this document.
@@ -127,9 +123,7 @@ class WordKeyer(Keyer):
         row = [self.begin] * self.depth + [SPACE, PENDING_NONE]
         return torch.tensor(row, device=self.tail_V.device).expand(batch, -1)
 
-    def forward(
-        self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state_BS: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
         """See `Keyer.forward`."""
         K = self.depth
         real_BT = valid_BT & ~self.special_V[ids_BT]
@@ -150,9 +144,7 @@ class WordKeyer(Keyer):
         keys_BTK = torch.where((last_BT == SPACE)[..., None], shifted_BTK, words_BTK)
         return keys_BTK, torch.cat([words_BTK, last_BT[..., None], pending_BT[..., None]], dim=-1)
 
-    def _scan(
-        self, columns_BNC: Tensor, real_BN: Tensor, starts_BN: Tensor, state_BS: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _scan(self, columns_BNC: Tensor, real_BN: Tensor, starts_BN: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
         """The last K words (newest first) and the class of the last character after every element."""
         K = self.depth
         # The carried state is element 0: K whole words and a last character.

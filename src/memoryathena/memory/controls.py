@@ -67,6 +67,6 @@ def permuted_rows(weight: Tensor, config: MemoryConfig, seed: int) -> Tensor:
 
 def random_rows(weight: Tensor, seed: int) -> Tensor:
     """Control: noise with the table's own mean and spread."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + 0x4E4F4953)  # not the stream that a table of this seed began as
     noise = torch.randn(weight.shape, generator=generator).to(weight)
     return noise * weight.std() + weight.mean()

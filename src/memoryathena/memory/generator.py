@@ -5,6 +5,7 @@ S sources.
 """
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -86,13 +87,16 @@ class Generator(nn.Module):
 
     def reset(self, generator: torch.Generator | None) -> None:
         """Initial weights of the method."""
-        for layer in (self.cue_memory, self.cue_context):
-            nn.init.normal_(layer.weight, std=0.02, generator=generator)
-            nn.init.zeros_(layer.bias)
+        for projection in (self.cue_memory, self.cue_context):
+            nn.init.normal_(projection.weight, std=0.02, generator=generator)
+            nn.init.zeros_(projection.bias)
         nn.init.normal_(self.queries, std=0.02, generator=generator)
         nn.init.normal_(self.sources, std=0.02, generator=generator)
-        for layer in self.layers:
+        for layer in self._stack():
             layer.reset(generator)
+
+    def _stack(self) -> list[Layer]:
+        return cast(list[Layer], list(self.layers))
 
     def cue(self, source: int, x: Tensor) -> Tensor:
         """Cues [..., w] of one source: 0 from memory rows [..., m], 1 from clean states [..., d]."""
@@ -107,7 +111,7 @@ class Generator(nn.Module):
         start_SLw = self.queries + self.sources[list(sources)][:, None]
         S, (B, T, _) = cues_SBPw.shape[0], window_BTK.shape
         latents = start_SLw[:, None, None].expand(S, B, T, -1, -1)
-        for layer in self.layers:
+        for layer in self._stack():
             # A cue is projected once, then read by every window it lies in.
             key_value_SBPx = layer.cross.key_value(cues_SBPw)
             latents = layer(latents, key_value_SBPx[:, rows_B11, index_BTK], visible_BTK)

@@ -1,6 +1,6 @@
 """Table and sites together, and what they weigh."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,9 +26,13 @@ class MemorySystem(nn.Module):
         """Initial weights: the table from the memory's seed, the sites from the config's."""
         config = self.config
         self.table.reset(config.memory.init_std, torch.Generator().manual_seed(config.memory.seed))
-        for index, site in self.sites.items():
-            seed = config.seed * 1_000_003 + int(index)
-            site.reset(config.value_std, torch.Generator().manual_seed(seed))  # pyright: ignore[reportCallIssue]
+        for index in config.placed()[1]:
+            generator = torch.Generator().manual_seed(config.seed * 1_000_003 + index)
+            self.site(index).reset(config.value_std, generator)
+
+    def site(self, index: int) -> Site:
+        """The site at a block (or the control in its place, which has the same surface)."""
+        return cast(Site, self.sites[str(index)])
 
 
 def sizes(config: AthenaConfig) -> dict[str, Any]:
@@ -36,7 +40,7 @@ def sizes(config: AthenaConfig) -> dict[str, Any]:
     width, sites = config.placed()
     with torch.device("meta"):
         system = MemorySystem(config)
-    site = system.sites[str(sites[0])]
+    site = system.site(sites[0])
     per_site = _site_parts(site)
     per_site["total"] = sum(per_site.values())
     table = _count(system.table)
