@@ -2,20 +2,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test install clean
-
-install: .venv/installed
+.PHONY: demo test clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/installed-dev: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-demo: install
+demo: .venv/installed
 	$(BIN)/athena demo
 
-test: install
+test: .venv/installed-dev
 	$(BIN)/python -m pytest -n auto
 
 clean:

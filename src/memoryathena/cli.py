@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,9 @@ from rich.table import Table
 from memoryathena.config import read_config
 from memoryathena.errors import AthenaError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+ABOUT = "A memory for frozen language models."
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
 console = Console()
 notes = Console(stderr=True)
 
@@ -178,6 +181,8 @@ def demo(
 
 def _print_fields(description: dict[str, Any]) -> None:
     table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for key, value in _flat(description):
         table.add_row(key, value)
     console.print(table)
@@ -197,6 +202,8 @@ def _flat(data: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 def main() -> None:
     """Entry point: bad input is one line on standard error and exit code 2."""
+    # Tells everyone with bitsandbytes installed, on every import, of a kernel that nothing here uses.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         app()
     except AthenaError as error:

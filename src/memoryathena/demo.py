@@ -26,10 +26,12 @@ def run(backbone_name: str, sites: list[int], folder: Path, console: Console) ->
     model.print_trainable_parameters()
     _print_sizes(model, console)
 
-    console.rule("2 · the same prompt under every pathway (the memory is fresh: it has learned nothing yet)")
+    console.rule("2 · the same prompt under every pathway")
     for use in ("off", "E", "GE", "GH", "router"):
         with model.use(use):
             console.print(f"[bold]{use:>7}[/] {PROMPT}[cyan]{complete(model, PROMPT, 16)}[/]", highlight=False)
+
+    console.print("The memory is fresh: it has learned nothing yet, so all pathways say much the same.", style="dim")
 
     console.rule(f"3 · saved to {folder}, loaded again")
     model.save_pretrained(folder)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from memoryathena.backbone.fetch import MODELS
 from memoryathena.config import AthenaConfig
 
 TEMPLATE = """\
@@ -22,8 +23,8 @@ A learned n-gram table and its readers. The backbone itself is unchanged and not
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from memoryathena import AthenaModel
 
-backbone = AutoModelForCausalLM.from_pretrained("{base}")
-tokenizer = AutoTokenizer.from_pretrained("{base}")
+backbone = AutoModelForCausalLM.from_pretrained("{path}")
+tokenizer = AutoTokenizer.from_pretrained("{path}")
 model = AthenaModel.from_pretrained("THIS FOLDER OR REPOSITORY", backbone=backbone, tokenizer=tokenizer)
 ```
 
@@ -46,6 +47,7 @@ def model_card(config: AthenaConfig, stage: str, backbone: dict[str, Any], token
     memory = config.memory
     return TEMPLATE.format(
         base=backbone["name"],
+        path=f"WHAT `athena fetch {backbone['name']}` PRINTS" if backbone["name"] in MODELS else backbone["name"],
         model_type=backbone["model_type"],
         width=backbone["width"],
         blocks=backbone["blocks"],

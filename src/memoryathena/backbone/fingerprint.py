@@ -6,11 +6,13 @@ what it was made with, and loading compares.
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from memoryathena.backbone.fetch import model_cache
 from memoryathena.errors import AthenaError
 
 SAMPLES = 64
@@ -29,7 +31,7 @@ def backbone_fingerprint(backbone: Any, blocks: nn.ModuleList) -> dict[str, Any]
     index = torch.linspace(0, weight.numel() - 1, SAMPLES, dtype=torch.float64).long()
     sample = weight.detach().flatten()[index.to(weight.device)].float().cpu()
     return {
-        "name": str(getattr(backbone.config, "_name_or_path", "") or type(backbone).__name__),
+        "name": _name(getattr(backbone.config, "_name_or_path", ""), backbone),
         "model_type": config.model_type,
         "width": int(config.hidden_size),
         "blocks": len(blocks),
@@ -61,7 +63,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> dict[str, Any]:
     special = sorted(tokenizer.all_special_ids)
     blob = json.dumps([vocabulary, special], ensure_ascii=True).encode()
     return {
-        "name": str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__),
+        "name": _name(getattr(tokenizer, "name_or_path", ""), tokenizer),
         "tokens": len(vocabulary),
         "sha256": hashlib.sha256(blob).hexdigest(),
     }
@@ -75,6 +77,12 @@ def check_tokenizer(saved: dict[str, Any], present: dict[str, Any], where: str) 
             f"{str(saved.get('sha256'))[:12]}); this tokenizer is {present['name']!r} ({present['tokens']} tokens, "
             f"{present['sha256'][:12]})"
         )
+
+
+def _name(place: Any, thing: Any) -> str:
+    """Where a thing came from; a fetched model by its name, which means the same on every machine."""
+    path = Path(str(place))
+    return path.name if path.parent == model_cache() else str(place) or type(thing).__name__
 
 
 def digest_json(data: dict[str, Any]) -> str:

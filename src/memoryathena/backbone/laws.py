@@ -41,7 +41,9 @@ class Finding:
         """The difference, and what was allowed where anything was."""
         if self.bound == 0:
             return "bit for bit" if self.passed else f"differs by {self.difference:.1e}"
-        return f"{self.difference:.1e} (at most {self.bound:.1e})"
+        return (
+            f"{self.difference:.1e} ≤ {self.bound:.1e}" if self.passed else f"{self.difference:.1e} > {self.bound:.1e}"
+        )
 
 
 def check_laws(model: AthenaModel, ids_T: Tensor, uses: tuple[str, ...] = ENDPOINTS) -> Iterator[Finding]:

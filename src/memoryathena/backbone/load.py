@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memoryathena.backbone import artifacts
-from memoryathena.backbone.fetch import resolve_backbone
+from memoryathena.backbone.fetch import quiet_transformers, resolve_backbone
 from memoryathena.backbone.model import AthenaModel, get_athena_model
 from memoryathena.config import AthenaConfig
 from memoryathena.errors import AthenaError
@@ -43,20 +43,6 @@ def load_model(
     name = backbone or str(artifacts.load_adapter_config(folder)[1]["backbone"]["name"])
     model, tokenizer = load_backbone(name, dtype, device)
     return AthenaModel.from_pretrained(folder, backbone=model, tokenizer=tokenizer)
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Without transformers' own loading bars, which would mix with ours."""
-    from transformers.utils import logging
-
-    was = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was:
-            logging.enable_progress_bar()
 
 
 @contextlib.contextmanager
