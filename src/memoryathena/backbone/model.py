@@ -25,7 +25,7 @@ from memoryathena.config import AthenaConfig
 from memoryathena.errors import AthenaError
 from memoryathena.memory.addressing import Addressing
 from memoryathena.memory.hashing import HashConstants
-from memoryathena.memory.policies import AUXILIARY_USES, parse_policy
+from memoryathena.memory.policies import AUXILIARY_USES, Policy, parse_policy
 from memoryathena.memory.router import Admission
 from memoryathena.memory.system import MemorySystem
 
@@ -73,7 +73,6 @@ class AthenaModel(nn.Module):
         self._was = {name: p.requires_grad for name, p in backbone.named_parameters()}
         self._was_training = backbone.training
         self._use = "router"
-        self._lanes: tuple[str, ...] = ()
         self._injection = Injection(host, blocks, self.memory, addressing)
         for parameter in backbone.parameters():
             parameter.requires_grad_(False)
@@ -196,15 +195,20 @@ class AthenaModel(nn.Module):
         """Logits [B, T, V] under several pathways from one pass, which splits only at the first site."""
         if "labels" in batch:
             raise AthenaError("endpoints gives logits of several pathways; compute their losses from them")
-        names = tuple(uses)
-        self._lanes = names
-        try:
-            self._refresh()
+        with self.lanes({use: self.policy(use) for use in uses}):
             out = self(**batch, use_cache=False)
+        return dict(zip(uses, out.logits.chunk(len(uses)), strict=True))
+
+    @contextlib.contextmanager
+    def lanes(self, policies: Mapping[str, Policy | None]) -> Iterator[None]:
+        """Run these policies side by side while the block runs: outputs have their rows one after the other."""
+        names, rules = tuple(policies), tuple(policies.values())
+        bare = all(rule is None for rule in rules) and len(rules) == 1
+        self._injection.plan = None if bare else Plan.make(names, rules, self._injection.sites)
+        try:
+            yield
         finally:
-            self._lanes = ()
             self._refresh()
-        return dict(zip(names, out.logits.chunk(len(names)), strict=True))
 
     def use(self, pathway: str) -> contextlib.AbstractContextManager[Self]:
         """Choose the pathway: now and from now on, or, as a context manager, until the block ends.
@@ -213,7 +217,7 @@ class AthenaModel(nn.Module):
         'soft', 'subset-hard', 'subset-soft', 'E+GE', 'E+GH', 'GE+GH', 'random' are the rules it is compared with.
         """
         before = self._use
-        self._policy(pathway)
+        self.policy(pathway)
         self._use = pathway
         self._refresh()
         return self._restoring(before)
@@ -230,6 +234,11 @@ class AthenaModel(nn.Module):
     def in_use(self) -> str:
         """The pathway now in use."""
         return self._use
+
+    @property
+    def host(self) -> Any:
+        """The causal language model itself, inside whatever wraps it."""
+        return self._injection.host
 
     @property
     def input_device(self) -> torch.device:
@@ -294,7 +303,8 @@ class AthenaModel(nn.Module):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _policy(self, name: str) -> Any:
+    def policy(self, name: str) -> Policy | None:
+        """The routing rule called `name`, with this model's thresholds; None for off."""
         config = self.config_athena
         policy = parse_policy(name, Admission.of(config.router), config.seed)
         if config.control == "ffn" and name not in ("off", "E", "router"):
@@ -305,10 +315,9 @@ class AthenaModel(nn.Module):
 
     def _refresh(self) -> None:
         """Recompute the plan of a pass from pathways and admission rule."""
-        names = self._lanes or (self._use,)
-        policies = tuple(self._policy(name) for name in names)
-        bare = all(policy is None for policy in policies)
-        self._injection.plan = None if bare else Plan.make(names, policies, self._injection.sites)
+        policy = self.policy(self._use)
+        bare = policy is None
+        self._injection.plan = None if bare else Plan.make((self._use,), (policy,), self._injection.sites)
 
     def _place(self, blocks: nn.ModuleList) -> None:
         """Each site on its block's device, table and addressing with the embeddings."""

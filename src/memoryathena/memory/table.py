@@ -19,6 +19,7 @@ class Table(nn.Module):
         super().__init__()
         heads, rows = config.total_heads, config.rows
         self.weight = nn.Parameter(torch.empty(heads * rows, config.width))
+        self.sparse = False  # training asks for gradients of the rows that were read, not of the whole table
         self.register_buffer("base_H", torch.arange(heads) * rows, persistent=False)
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
@@ -27,4 +28,4 @@ class Table(nn.Module):
 
     def forward(self, rows_BTH: Tensor) -> Tensor:
         """m_BTm at the given rows of each head."""
-        return F.embedding(rows_BTH + self.base_H, self.weight).flatten(2)
+        return F.embedding(rows_BTH + self.base_H, self.weight, sparse=self.sparse).flatten(2)

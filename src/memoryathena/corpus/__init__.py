@@ -1,0 +1,1 @@
+"""Text in, token shards out: read, split, tokenise, store, read back, compare."""

@@ -1,0 +1,223 @@
+"""Tokens on disk: a part of a corpus as shards of plain numbers, written once, read through the page cache.
+
+    manifest.json           what is here, with digests; its presence means that the corpus is whole
+    memory-00000.bin …      token ids, little-endian uint16 or uint32; documents run across shard borders
+    memory.starts.npy       where each document starts, int64
+    memory.digests.npy      64 bits of each document's blake2b
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import combinations, count
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from memoryathena.backbone.artifacts import sha256, write_atomically
+from memoryathena.backbone.fingerprint import check_tokenizer
+from memoryathena.errors import AthenaError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+Ids = npt.NDArray[np.int64]
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """A JSON object of this module's format."""
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise AthenaError(f"{path} does not exist: {path.parent} is not a complete corpus") from None
+    except (OSError, ValueError) as error:
+        raise AthenaError(f"{path} is not readable JSON ({error})") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else None
+        raise AthenaError(f"{path}: format {found}; this version reads format {FORMAT}")
+    return data
+
+
+def open_corpus(folder: Path, tokenizer: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The manifest; with a tokenizer's fingerprint, the corpus must have been made with it."""
+    manifest = load_json(Path(folder) / MANIFEST)
+    if tokenizer is not None:
+        check_tokenizer(manifest["tokenizer"], tokenizer, f"corpus {folder}")
+    return manifest
+
+
+def check_disjoint(folder: Path) -> None:
+    """Prove from the stored digests that no document is in two parts; raise otherwise."""
+    folder, found = Path(folder), {}
+    for name, entry in open_corpus(folder)["parts"].items():
+        path = folder / entry["digests_file"]
+        found[name] = np.unique(_load(path, entry["documents"], "<u8"))
+        _check_digest(path, entry["digests_sha256"])
+    for (a, of_a), (b, of_b) in combinations(found.items(), 2):
+        if shared := np.intersect1d(of_a, of_b, assume_unique=True).size:
+            raise AthenaError(f"{folder}: parts {a!r} and {b!r} share {shared} documents; right is none: prepare anew")
+
+
+class Part:
+    """One part of a corpus, memory-mapped: `len(part)` tokens, `part[a:b]` as int64 across shard borders."""
+
+    def __init__(self, folder: Path, name: str, shards: list[npt.NDArray[Any]], starts: Ids):
+        self.folder, self.name, self.starts = folder, name, starts
+        self._shards = shards
+        self._ends = np.cumsum([shard.size for shard in shards])
+
+    @classmethod
+    def open(cls, folder: Path, name: str, verify: bool = False) -> Self:
+        """Map a part; its files must have their sizes, with `verify` also their digests."""
+        folder = Path(folder)
+        manifest = open_corpus(folder)
+        if name not in manifest["parts"]:
+            raise AthenaError(f"{folder} has no part {name!r}; it has {', '.join(manifest['parts'])}")
+        entry, dtype = manifest["parts"][name], np.dtype(manifest["dtype"]).newbyteorder("<")
+        shards = []
+        for shard in entry["shards"]:
+            path = folder / shard["file"]
+            _check_size(path, shard["tokens"] * dtype.itemsize)
+            shards.append(np.memmap(path, dtype=dtype, mode="r"))
+        starts = _load(folder / entry["documents_file"], entry["documents"], "<i8")
+        if verify:
+            for shard in entry["shards"]:
+                _check_digest(folder / shard["file"], shard["sha256"])
+            _check_digest(folder / entry["documents_file"], entry["documents_sha256"])
+        return cls(folder, name, shards, starts)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # to another process goes the place, not a copy of the tokens
+        return type(self).open, (self.folder, self.name)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, where: slice) -> Ids:
+        start, stop, step = where.indices(len(self))
+        if step != 1:
+            raise AthenaError(f"a part is read as part[a:b], without a step; got step {step}")
+        out = np.empty(max(stop - start, 0), dtype=np.int64)
+        done = 0
+        while done < out.size:
+            index = int(np.searchsorted(self._ends, start + done, side="right"))
+            shard = self._shards[index]
+            inside = start + done - (int(self._ends[index]) - shard.size)
+            piece = shard[inside : inside + out.size - done]
+            out[done : done + piece.size] = piece
+            done += piece.size
+        return out
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return int(self.starts.size)
+
+    def document(self, index: int) -> Ids:
+        """One document, its end token included."""
+        if not 0 <= index < self.documents:
+            raise IndexError(f"document {index} of {self.documents}")
+        stop = int(self.starts[index + 1]) if index + 1 < self.documents else len(self)
+        return self[int(self.starts[index]) : stop]
+
+    def windows(self, length: int) -> int:
+        """Number of full windows; what is left over at the end is in none."""
+        return len(self) // length
+
+    def window(self, index: int, length: int) -> tuple[Ids, Ids]:
+        """The tokens of one window, and for each the number of its document in this part."""
+        if not 0 <= index < self.windows(length):
+            raise IndexError(f"window {index} of {self.windows(length)}")
+        start, stop = index * length, (index + 1) * length
+        first = int(np.searchsorted(self.starts, start, side="right")) - 1
+        last = int(np.searchsorted(self.starts, stop, side="left"))
+        later = np.searchsorted(self.starts[first + 1 : last], np.arange(start, stop), side="right")
+        return self[start:stop], first + later.astype(np.int64)
+
+
+class PartWriter:
+    """Appends documents to a part; everything up to the last `sync` survives any interruption.
+
+    Unfinished files have hidden names. `state` says how long each was at the last sync; what is behind that is cut.
+    """
+
+    def __init__(self, folder: Path, name: str, dtype: str, shard_tokens: int, state: dict[str, Any]):
+        self.folder, self.name, self.shard_tokens = folder, name, shard_tokens
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.shards: list[dict[str, Any]] = list(state.get("shards", []))
+        self.tokens: int = state.get("tokens", 0)
+        self.documents: int = state.get("documents", 0)
+        self.filled = self.tokens - sum(shard["tokens"] for shard in self.shards)
+        self._rewind()
+        self._starts = _reopen(self._partial("starts"), self.documents * 8)
+        self._digests = _reopen(self._partial("digests"), self.documents * 8)
+        self._shard = _reopen(self._partial(self._file()), self.filled * self.dtype.itemsize)
+
+    def append(self, ids: npt.NDArray[Any], digest: bytes) -> None:
+        """Add a document."""
+        self._starts.write(self.tokens.to_bytes(8, "little"))
+        self._digests.write(digest[:8])
+        self.documents += 1
+        while ids.size:
+            piece = ids[: self.shard_tokens - self.filled]
+            ids = ids[piece.size :]
+            self._shard.write(piece.astype(self.dtype, copy=False).tobytes())
+            self.filled += piece.size
+            self.tokens += piece.size
+            if self.filled == self.shard_tokens:
+                self._seal()
+                self._shard = _reopen(self._partial(self._file()), 0)
+
+    def sync(self) -> dict[str, Any]:
+        """Bring everything to the disk; returns the state that this is."""
+        for file in (self._starts, self._digests, self._shard):
+            file.flush()
+            os.fsync(file.fileno())
+        return {"tokens": self.tokens, "documents": self.documents, "shards": list(self.shards)}
+
+    def finish(self) -> dict[str, Any]:
+        """The last shard and the documents' files in their places; returns the manifest's entry."""
+        if self.filled:
+            self._seal()
+        entry = self.sync() if not self._shard.closed else self._sync_documents()
+        for field, label, kind in (("documents", "starts", "<i8"), ("digests", "digests", "<u8")):
+            path = self.folder / f"{self.name}.{label}.npy"
+            write_atomically(path, _as_npy(self._partial(label), kind, self.documents))
+            entry |= {f"{field}_file": path.name, f"{field}_sha256": sha256(path)}
+        return entry
+
+    def close(self) -> None:
+        """Close the files; what a full disk refuses here was never counted on."""
+        for file in (self._starts, self._digests, self._shard):
+            with suppress(OSError):
+                file.close()
+
+    def discard(self, finished: bool) -> None:
+        """Remove the unfinished files; unless `finished`, also the shards."""
+        self.close()
+        for label in ("starts", "digests", self._file()):
+            self._partial(label).unlink(missing_ok=True)
+        for shard in () if finished else self.shards:
+            (self.folder / shard["file"]).unlink(missing_ok=True)
+
+    def _file(self) -> str:
+        return f"{self.name}-{len(self.shards):05d}.bin"
+
+    def _partial(self, label: str) -> Path:
+        prefix = "" if label.endswith(".bin") else f"{self.name}."
+        return self.folder / f".{prefix}{label}.partial"
+
+    def _seal(self) -> None:
+        name = self._file()
+        partial = self._partial(name)
+        self._shard.flush()
+        os.fsync(self._shard.fileno())
+        self._shard.close()
+        digest = sha256(partial)
+        partial.chmod(0o644)
+        partial.replace(self.folder / name)
+        self.shards.append({"file": name, "tokens": self.filled, "sha256": digest})
+        self.filled = 0

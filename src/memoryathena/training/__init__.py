@@ -1,0 +1,1 @@
+"""Three stages, one loop: memory, pathways, router."""

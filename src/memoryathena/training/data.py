@@ -1,0 +1,98 @@
+"""Rows of tokens in a fixed random order, addressed by step: any step can be made again.
+
+Shapes: B rows, T positions.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memoryathena.errors import AthenaError
+
+
+class Windows(Protocol):
+    """Token rows of one length, such as a corpus part."""
+
+    def windows(self, length: int) -> int:
+        """How many full rows there are."""
+        ...
+
+    def window(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids and document numbers of one row."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenArray:
+    """A plain array of token ids as one document."""
+
+    tokens: np.ndarray
+
+    def windows(self, length: int) -> int:
+        """See `Windows`."""
+        return len(self.tokens) // length
+
+    def window(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `Windows`."""
+        ids = np.asarray(self.tokens[index * length : (index + 1) * length], dtype=np.int64)
+        return ids, np.zeros(length, dtype=np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Rows, their documents, and which positions have a target (the next token of the same document)."""
+
+    ids_BT: Tensor
+    document_BT: Tensor
+
+    @property
+    def targets_BT(self) -> Tensor:
+        """The next token of each position but the last."""
+        return self.ids_BT[:, 1:]
+
+    @property
+    def valid_BT(self) -> Tensor:
+        """Where that token is of the same document."""
+        return self.document_BT[:, 1:] == self.document_BT[:, :-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Batches of a source by number. Epochs differ in order, never in content."""
+
+    source: Windows
+    length: int
+    seed: int
+    shuffle: bool = True
+
+    @property
+    def count(self) -> int:
+        """Rows in the source."""
+        return self.source.windows(self.length)
+
+    def batch(self, first: int, size: int) -> Batch:
+        """Rows `first` … `first + size - 1` of the endless sequence of epochs."""
+        if self.count == 0:
+            raise AthenaError(
+                f"the text has no full row of {self.length} tokens: give more text or a smaller max_length"
+            )
+        pairs = [self.source.window(self._place(first + i), self.length) for i in range(size)]
+        ids, documents = (torch.from_numpy(np.stack(column)) for column in zip(*pairs, strict=True))
+        return Batch(ids, documents)
+
+    def _place(self, number: int) -> int:
+        epoch, index = divmod(number, self.count)
+        if not self.shuffle:
+            return index
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        return int(torch.randperm(self.count, generator=generator)[index])
+
+    def all(self, size: int, limit: int) -> Iterator[Batch]:
+        """Every row once in order, up to `limit` tokens."""
+        rows = min(self.count, max(1, limit // self.length))
+        for first in range(0, rows, size):
+            yield dataclasses.replace(self, shuffle=False).batch(first, min(size, rows - first))

@@ -1,0 +1,53 @@
+"""The table's optimiser: state and work only for the rows that a batch has read.
+
+Shapes: R rows of the table, N rows read in this step, w row width.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class RowAdam(torch.optim.Optimizer):
+    """Adam without momentum on sparse gradients, with one second moment and one step count per row.
+
+    A row is read rarely, and its first reading should already write it. So momentum would smear one token's gradient
+    over steps that never see it, and the bias correction counts a row's own readings: the first step moves every row
+    by `lr` in root mean square, whatever the scale of its gradient. One number per row instead of one per weight
+    makes the state 1/w of the table's size.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 0.1,
+        beta: float = 0.98,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ):
+        super().__init__(params, {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update the rows that have a gradient; the others, and their state, stay as they are."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group)
+
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if not state:
+            state["square"] = torch.zeros(weight.shape[0], device=weight.device)
+            state["count"] = torch.zeros(weight.shape[0], device=weight.device)
+        gradient = gradient.coalesce() if gradient.is_sparse else gradient.to_sparse(1)
+        rows_N, values_Nw = gradient.indices()[0], gradient.values()
+        beta = group["beta"]
+        count_N = state["count"][rows_N] + 1
+        square_N = torch.lerp(values_Nw.square().mean(1), state["square"][rows_N], beta)
+        state["count"][rows_N], state["square"][rows_N] = count_N, square_N
+        scale_N = (square_N / (1 - beta**count_N)).sqrt() + group["eps"]
+        kept_Nw = weight[rows_N] * (1 - group["lr"] * group["weight_decay"])
+        weight[rows_N] = kept_Nw - group["lr"] * values_Nw / scale_N[:, None]

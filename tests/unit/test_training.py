@@ -1,0 +1,142 @@
+"""The parts of training by hand: losses, advantages, the table's optimiser, batches."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from memoryathena import AthenaError
+from memoryathena.memory.policies import Anchored, Candidates
+from memoryathena.memory.router import Admission
+from memoryathena.training.advantage import distillation_loss, horizon_advantage, target_log_probabilities
+from memoryathena.training.config import StageConfig, TrainingConfig, rate
+from memoryathena.training.data import Rows, TokenArray
+from memoryathena.training.optim import RowAdam
+from memoryathena.training.policies import StraightThrough
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_chunked_log_probabilities_are_plain_cross_entropy(chunk: int) -> None:
+    hidden = torch.randn(3, 11, 8, dtype=torch.float64, requires_grad=True)
+    head = torch.nn.Linear(8, 50).double()
+    targets = torch.randint(50, (3, 11))
+    weight = torch.randn(3, 11)
+    found = target_log_probabilities(hidden, targets, lambda x: head(x.double()), chunk)
+    plain = -F.cross_entropy(head(hidden).flatten(0, 1), targets.flatten(), reduction="none").view(3, 11)
+    torch.testing.assert_close(found, plain.float(), rtol=1e-6, atol=1e-6)
+    ours = torch.autograd.grad((found * weight).sum(), [hidden, head.weight])
+    theirs = torch.autograd.grad((plain * weight).sum(), [hidden, head.weight])
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_horizon_advantage_equals_its_definition() -> None:
+    """Against the formula as plain loops, with invalid targets and a document boundary."""
+    horizons, T = (1, 4, 8), 13
+    gain = torch.randn(2, 3, T)
+    valid = torch.rand(3, T) > 0.2
+    document = torch.zeros(3, T, dtype=torch.long)
+    document[1, 6:] = 1
+    found, some = horizon_advantage(gain, valid, document, horizons)
+    for s in range(2):
+        for b in range(3):
+            for t in range(T):
+                means = []
+                for k in horizons:
+                    reach = [
+                        t + j
+                        for j in range(k)
+                        if t + j < T and valid[b, t + j] and document[b, t + j] == document[b, t]
+                    ]
+                    if reach:
+                        means.append(sum(float(gain[s, b, i]) for i in reach) / len(reach))
+                assert bool(some[b, t]) == bool(means)
+                expected = sum(means) / len(means) if means else 0.0
+                assert float(found[s, b, t]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_distillation_loss_by_hand() -> None:
+    advantage = torch.tensor([[[0.5, -3.0, 0.001]], [[0.0, 0.0, 0.0]]])
+    predicted, confidence = torch.zeros(2, 1, 3), torch.full((2, 1, 3), 0.5)
+    valid = torch.tensor([[True, True, False]])
+    weights = torch.tensor([0.5, 2.0])
+    regression = torch.tensor([0.125, 1.5])  # Smooth L1 of 0.5 and of 2 (clipped from 3)
+    sign = torch.full((2,), math.log(2))
+    first = ((regression + 0.25 * sign) * weights).sum() / weights.sum()
+    second = 0.25 * math.log(2)
+    found = distillation_loss(predicted, confidence, advantage, valid)
+    torch.testing.assert_close(found, (first + second) / 2)
+
+
+def test_row_adam_touches_only_the_rows_that_were_read() -> None:
+    table = torch.nn.Parameter(torch.randn(10, 4))
+    before = table.detach().clone()
+    optimiser = RowAdam([table], lr=0.1, beta=0.9)
+    F.embedding(torch.tensor([2, 7, 7]), table, sparse=True).square().sum().backward()
+    gradient = table.grad.to_dense().clone()  # type: ignore[union-attr]
+    optimiser.step()
+    untouched = [row for row in range(10) if row not in (2, 7)]
+    assert torch.equal(table[untouched], before[untouched])
+    for row in (2, 7):  # the first reading moves a row by lr in root mean square, along its gradient
+        step = before[row] - table[row]
+        assert step.square().mean().sqrt().item() == pytest.approx(0.1, rel=1e-5)
+        assert F.cosine_similarity(step, gradient[row], dim=0).item() == pytest.approx(1, abs=1e-6)
+    state = optimiser.state[table]
+    assert state["count"].tolist() == [0, 0, 1, 0, 0, 0, 0, 1, 0, 0]
+    assert state["square"].numel() == 10
+    table.grad = None
+    F.embedding(torch.tensor([2]), table, sparse=True).sum().mul(2).backward()
+    second = gradient[2].square().mean() * 0.1 * 0.9 + 4 * 0.1
+    expected = table[2] - 0.1 * 2 / (second / (1 - 0.9**2)).sqrt()
+    optimiser.step()
+    torch.testing.assert_close(table[2], expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_are_a_function_of_seed_and_number() -> None:
+    source = TokenArray(np.arange(103, dtype=np.uint16))
+    rows = Rows(source, length=10, seed=3)
+    assert rows.count == 10
+    epochs = [torch.cat([rows.batch(epoch * 10 + i, 1).ids_BT for i in range(10)]) for epoch in range(2)]
+    for epoch in epochs:
+        assert sorted(epoch[:, 0].tolist()) == list(range(0, 100, 10))
+    assert not torch.equal(*epochs)
+    assert torch.equal(rows.batch(7, 5).ids_BT, Rows(source, 10, 3).batch(7, 5).ids_BT)
+    assert [batch.ids_BT[0, 0].item() for batch in rows.all(4, 1000)] == [0, 40, 80]
+    with pytest.raises(AthenaError, match="no full row of 200 tokens"):
+        Rows(source, 200, 0).batch(0, 1)
+
+
+def test_schedules() -> None:
+    drop = StageConfig()
+    assert [rate(drop, step, 10) for step in (0, 7, 8, 9)] == [1, 1, 0.3, 0.3]
+    cosine = StageConfig(lr_scheduler_type="cosine", warmup_steps=3)
+    assert rate(cosine, 0, 100) == 0.25
+    assert rate(cosine, 50, 100) == pytest.approx(0.5)
+    with pytest.raises(AthenaError, match=r"unknown config key 'memory.max_token'"):
+        TrainingConfig.build({"memory": {"max_token": 3}})
+
+
+def test_straight_through_is_the_rule_forwards_and_a_mixture_backwards() -> None:
+    e, ge, gh = torch.randn(3, 1, 6, 4)
+    raw = torch.randn(1, 6, 3, requires_grad=True)
+
+    def advantage() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([torch.zeros(1, 6, 1), raw[..., 1:]], dim=-1), torch.sigmoid(raw)
+
+    rule = Admission(0.0, 0.5, 0.15, 1.0)
+    index = torch.zeros(1, 6, dtype=torch.long)
+    active = torch.ones(1, 6, 3, dtype=torch.bool)
+    candidates = Candidates(
+        {"E": e, "GE": ge, "GH": gh}, active, advantage, lambda: raw, lambda: raw, index, index, site=0
+    )
+    hard, soft = Anchored(rule)(candidates), StraightThrough(rule)(candidates)
+    torch.testing.assert_close(soft.residual, hard.residual)
+    assert torch.equal(soft.alpha, hard.alpha)
+    weight = torch.randn(1, 6, 4)
+    (soft.residual * weight).sum().backward()
+    advantages, confidences = advantage()
+    p = torch.softmax(advantages / 0.15, dim=-1) * confidences
+    mixture = e + p[..., 1:2] * (ge - e) + p[..., 2:3] * (gh - e)
+    (expected,) = torch.autograd.grad((mixture * weight).sum(), raw)
+    torch.testing.assert_close(raw.grad, expected)
