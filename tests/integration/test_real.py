@@ -11,7 +11,7 @@ from memoryathena import AthenaConfig, AthenaModel, get_athena_model
 from memoryathena.backbone.fetch import fetch, model_cache
 from memoryathena.backbone.laws import check_laws
 from memoryathena.backbone.load import load_backbone, load_tokenizer
-from memoryathena.cli import CHECK_TEXT
+from memoryathena.cli.core import CHECK_TEXT
 from tests.models import byte_level_tokenizer, excite
 from tests.properties.test_addresses import MIXED_TEXT, rows_by_boundary
 

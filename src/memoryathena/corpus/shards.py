@@ -1,9 +1,9 @@
 """Tokens on disk: a part of a corpus as shards of plain numbers, written once, read through the page cache.
 
-    manifest.json           what is here, with digests; its presence means that the corpus is whole
-    memory-00000.bin …      token ids, little-endian uint16 or uint32; documents run across shard borders
-    memory.starts.npy       where each document starts, int64
-    memory.digests.npy      64 bits of each document's blake2b
+manifest.json           what is here, with digests; its presence means that the corpus is whole
+memory-00000.bin …      token ids, little-endian uint16 or uint32; documents run across shard borders
+memory.starts.npy       where each document starts, int64
+memory.digests.npy      64 bits of each document's blake2b
 """
 
 import json

@@ -1,31 +1,17 @@
-"""`athena`: parse, call one function, print."""
+"""Commands of the memory itself: sizes, fetch, generate, check, inspect."""
 
 import dataclasses
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from memoryathena.cli.application import AsJson, Backbone, ConfigFile, Device, Dtype, Overrides, app, console, notes
 from memoryathena.config import read_config
 from memoryathena.errors import AthenaError
-
-ABOUT = "A memory for frozen language models."
-
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=ABOUT)
-console = Console()
-notes = Console(stderr=True)
-
-Backbone = Annotated[str | None, typer.Option(help="A fetched model's name, a model directory, or a hub id.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with fields of AthenaConfig.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as router.tau=0.3 sites=[2,10].")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Dtype = Annotated[str, typer.Option(help="Backbone precision: auto, bfloat16, float32.")]
-Device = Annotated[str | None, typer.Option(help="Where the backbone goes: cpu, cuda, auto.")]
 
 # What `check` reads: words, accents, code, an emoji, repetition.
 CHECK_TEXT = "The café's naïve owner said: “def run(self): return self.run(42)” 🧠 and the café's owner said it again."
@@ -167,18 +153,6 @@ def inspect(
         console.print(table)
 
 
-@app.command()
-def demo(
-    folder: Annotated[Path, typer.Option(help="Where the demo saves its memory.")] = Path("athena-demo"),
-    backbone: Annotated[str, typer.Option(help="The model to attach to.")] = "smollm2-135m",
-    sites: Annotated[str, typer.Option(help="Blocks to inject at.")] = "2,10",
-) -> None:
-    """Attach a memory to a real model, generate, save, load it again, take it off."""
-    from memoryathena.demo import run
-
-    run(backbone, [int(site) for site in sites.split(",")], folder, console)
-
-
 def _print_fields(description: dict[str, Any]) -> None:
     table = Table(show_header=False)
     table.add_column(no_wrap=True)
@@ -198,17 +172,3 @@ def _flat(data: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         else:
             rows.append((prefix + key, f"{value:,}" if type(value) is int and value > 9999 else str(value)))
     return rows
-
-
-def main() -> None:
-    """Entry point: bad input is one line on standard error and exit code 2."""
-    # Tells everyone with bitsandbytes installed, on every import, of a kernel that nothing here uses.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    try:
-        app()
-    except AthenaError as error:
-        notes.print(f"athena: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        notes.print("athena: interrupted")
-        sys.exit(130)
