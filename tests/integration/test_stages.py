@@ -1,7 +1,6 @@
 """Stages on a tiny backbone: they learn, they train what they say, they resume bit for bit."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,6 @@ import torch
 
 from memoryathena import AthenaError, AthenaModel, get_athena_model
 from memoryathena.memory.policies import Fixed
-from memoryathena.training import loop
-from memoryathena.training.checkpoint import checkpoints
 from memoryathena.training.config import STAGES, TrainingConfig
 from memoryathena.training.data import Rows, TokenArray, Windows
 from memoryathena.training.loop import evaluate, train_stage
@@ -127,54 +124,6 @@ def test_accumulation_gives_the_gradient_of_the_big_batch() -> None:
         assert loss == pytest.approx(results[0][0], rel=1e-5)
         for key, value in parameters.items():
             torch.testing.assert_close(value, results[0][1][key], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_law_7_killed_twice_and_resumed_is_uninterrupted_bit_for_bit(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saving = options(max_tokens=12 * 2 * LENGTH).override(save_steps=3, eval_steps=4)
-    whole = fresh()
-    history = train_stage(whole, name, saving, rows(), rows(1), tmp_path / "whole")["history"]
-    step = loop._step
-    for kill in (5, 10):
-
-        def dying(model: Any, stage: Any, options: Any, data: Any, number: int, *rest: Any, kill: int = kill) -> Any:
-            if number == kill:
-                raise KeyboardInterrupt
-            return step(model, stage, options, data, number, *rest)
-
-        monkeypatch.setattr(loop, "_step", dying)
-        with pytest.raises(KeyboardInterrupt):
-            train_stage(fresh(), name, saving, rows(), rows(1), tmp_path / "cut", resume=True)
-    monkeypatch.setattr(loop, "_step", step)
-    torch.manual_seed(99)
-    resumed = fresh()
-    again = train_stage(resumed, name, saving, rows(), rows(1), tmp_path / "cut", resume=True)["history"]
-    assert again == history
-    for key, value in state(resumed).items():
-        assert torch.equal(value, state(whole)[key]), key
-    assert len(checkpoints(tmp_path / "cut")) <= 2
-
-
-def test_a_checkpoint_is_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saving = options(max_tokens=6 * 2 * LENGTH).override(save_steps=2)
-
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    train_stage(fresh(), "memory", saving, rows(), folder=tmp_path)
-    kept = checkpoints(tmp_path)[-1]
-    monkeypatch.setattr("memoryathena.training.checkpoint.save_file", full)
-    with pytest.raises(AthenaError, match=rf"No space left on device; the last complete checkpoint is .*{kept.name}"):
-        train_stage(fresh(), "memory", saving, rows(), folder=tmp_path)
-    assert checkpoints(tmp_path)[-1] == kept
-    assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "checkpoint-2", "checkpoint-4"}
-    with pytest.raises(AthenaError, match="was made with other options"):
-        train_stage(fresh(), "memory", saving.override(seed=5), rows(), folder=tmp_path, resume=True)
-    (kept / "state.safetensors").write_bytes(b"x")
-    with pytest.raises(AthenaError, match=r"is damaged .*delete it to resume from the one before"):
-        train_stage(fresh(), "memory", saving, rows(), folder=tmp_path, resume=True)
 
 
 def test_a_loss_that_is_not_a_number_stops_with_one_line() -> None:

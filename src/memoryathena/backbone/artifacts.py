@@ -48,8 +48,9 @@ def write_atomically(path: Path, write: Any) -> None:
             os.fsync(file.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
-    except OSError as error:
-        raise AthenaError(f"cannot write {path}: {error.strerror or error}; nothing was changed there") from None
+    except (OSError, SafetensorError) as error:  # safetensors says in its own words that a disk is full
+        reason = getattr(error, "strerror", None) or error
+        raise AthenaError(f"cannot write {path}: {reason}; nothing was changed there") from None
     finally:
         temporary.unlink(missing_ok=True)
 

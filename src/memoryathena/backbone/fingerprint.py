@@ -22,6 +22,8 @@ SAMPLE_TOLERANCE = 0.02
 
 def backbone_fingerprint(backbone: Any, blocks: nn.ModuleList) -> dict[str, Any]:
     """Architecture, and a sample of the input embedding: kept unquantised by every loader, untouched by LoRA."""
+    if (known := backbone.__dict__.get("athena_fingerprint")) is not None:  # taken before it was sharded
+        return dict(known)
     config = backbone.config.get_text_config()
     embedding = backbone.get_input_embeddings()
     weight = embedding.weight

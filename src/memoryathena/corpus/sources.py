@@ -10,8 +10,7 @@ import json
 import os
 import re
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,15 +24,19 @@ SUFFIXES = PLAIN + LINES + PARQUET
 LEFT_OUT = {"__pycache__", "site-packages", "node_modules"}
 HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<config>[\w.+-]+))?", re.ASCII)
 ROWS = 256  # rows of a parquet file in memory at once
+READ_BYTES = 1 << 20  # of one column of a parquet file at once
+MAX_BYTES = 64 << 20  # of a plain document, which is read whole
 
 BLANK, UNDECODABLE, SURROGATES, NO_FILE = "white space only", "undecodable bytes", "lone surrogates", "not a file"
+TOO_LARGE = f"larger than {MAX_BYTES >> 20} MiB"
 
 
 class Document(NamedTuple):
-    """One text and where it was: a path, `path:line`, or `dataset#row`."""
+    """One text; where it was: a path, `path:line`, or `dataset#row`; how far into the source that is."""
 
     text: str
     origin: str
+    bytes_read: int = 0
 
 
 class Skipped(NamedTuple):
@@ -41,27 +44,29 @@ class Skipped(NamedTuple):
 
     reason: str
     origin: str
+    bytes_read: int = 0
 
 
-def documents(paths: Sequence[str], skipped: Counter[str] | None = None) -> Iterator[Document]:
-    """All documents of all sources; `skipped` counts what was left out, by reason."""
-    for path in paths:
-        for item in read(path):
-            if isinstance(item, Document):
-                yield item
-            elif skipped is not None:
-                skipped[item.reason] += 1
+class Layout(NamedTuple):
+    """How documents lie in files."""
+
+    field: str = "text"
+    separator: str | None = None
 
 
-def read(source: str) -> Iterator[Document | Skipped]:
+def read(source: str, layout: Layout = Layout()) -> Iterator[Document | Skipped]:
     """Everything in one source, in an order that depends on names and content alone."""
-    path = Path(source)
-    if is_local(source):
-        folder = path.is_dir()
-        for file in local_files(source):
-            yield from _read_file(file, lenient=folder)
-    else:
-        yield from _read_hub(source)
+    if not is_local(source):
+        yield from _read_hub(source, layout.field)
+        return
+    lenient, before = Path(source).is_dir(), 0
+    for path in local_files(source):
+        if not path.is_file():  # a dangling link, or a pipe that would wait for ever
+            yield Skipped(NO_FILE, str(path), before)
+            continue
+        for item in _read_file(path, layout, lenient):
+            yield item._replace(bytes_read=before + item.bytes_read)
+        before += path.stat().st_size
 
 
 def is_local(source: str) -> bool:
@@ -95,7 +100,7 @@ def local_files(source: str) -> Iterator[Path]:
 
 def measure(source: str) -> dict[str, int]:
     """Number and size of a local source's files: what can be compared at once."""
-    sizes = [path.stat().st_size for path in local_files(source) if path.is_file()]
+    sizes = [path.stat().st_size for path in local_files(source) if path.is_file()] if is_local(source) else []
     return {"files": len(sizes), "bytes": sum(sizes)}
 
 
@@ -128,75 +133,114 @@ def _suffix(path: Path) -> str:
     return next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), "")
 
 
-def _read_file(path: Path, lenient: bool) -> Iterator[Document | Skipped]:
-    if not path.is_file():  # a dangling link, or a pipe that would wait for ever
-        yield Skipped(NO_FILE, str(path))
-    elif _suffix(path) in PARQUET:
-        yield from _read_parquet(path)
-    elif _suffix(path) in LINES:
-        yield from _read_lines(path)
+def _read_file(path: Path, layout: Layout, lenient: bool) -> Iterator[Document | Skipped]:
+    suffix = _suffix(path)
+    if suffix in PARQUET:
+        yield from _read_parquet(path, layout.field)
+    elif suffix in LINES:
+        yield from _read_lines(path, layout.field)
+    elif suffix == ".txt" and layout.separator is not None:
+        yield from _read_separated(path, layout.separator, lenient)
     else:
-        yield _read_plain(path, lenient)
+        size = path.stat().st_size
+        yield _too_large(path, lenient, size) if size > MAX_BYTES else _read_plain(path, lenient)
 
 
 def _read_plain(path: Path, lenient: bool) -> Document | Skipped:
     """A whole file is one document."""
+    with _reading(path):
+        data = path.read_bytes()
+    return _decoded(data, path, str(path), len(data), lenient)
+
+
+def _read_separated(path: Path, separator: str, lenient: bool) -> Iterator[Document | Skipped]:
+    """Documents of a plain file, each ended by a line that is the separator."""
+    mark, lines, size, number, first = separator.strip().encode(), [], 0, 0, 1
+    with _reading(path), path.open("rb") as file:
+        for line in file:
+            number += 1
+            if line.strip() != mark:
+                lines.append(line)
+                size += len(line)
+                if size > MAX_BYTES:
+                    yield _too_large(path, lenient, size)
+                    return
+            elif lines:  # separators in a row hold no document between them
+                yield _decoded(b"".join(lines), path, f"{path}:{first}", file.tell(), lenient)
+                lines, size, first = [], 0, number + 1
+        if lines:
+            yield _decoded(b"".join(lines), path, f"{path}:{first}", file.tell(), lenient)
+
+
+def _decoded(data: bytes, path: Path, origin: str, at: int, lenient: bool) -> Document | Skipped:
     try:
-        with _reading(path):
-            return _checked(path.read_bytes().decode("utf-8-sig"), str(path))
+        return _checked(data.decode("utf-8-sig"), origin, at)
     except UnicodeDecodeError as error:
         if lenient:  # trees of source code have test data in them
-            return Skipped(UNDECODABLE, str(path))
-        raise AthenaError(f"{path} is not UTF-8 text: byte {error.start} cannot be decoded") from None
+            return Skipped(UNDECODABLE, origin, at)
+        raise AthenaError(f"{origin} is not UTF-8 text: byte {error.start} cannot be decoded") from None
 
 
-def _read_lines(path: Path) -> Iterator[Document | Skipped]:
+def _too_large(path: Path, lenient: bool, size: int) -> Skipped:
+    if lenient:
+        return Skipped(TOO_LARGE, str(path), size)
+    raise AthenaError(
+        f"{path} has a document of more than {MAX_BYTES >> 20} MiB, which would be read into memory whole: say with "
+        "--separator which line ends a document ('' is an empty line), or make it .jsonl"
+    )
+
+
+def _read_lines(path: Path, field: str) -> Iterator[Document | Skipped]:
     """One JSON object per line; empty lines are no documents."""
-    opener: Any = gzip.open if path.name.lower().endswith(".gz") else open
-    with _reading(path), opener(path, "rb") as file:
+    with _reading(path), path.open("rb") as raw:
+        file: Any = gzip.GzipFile(fileobj=raw) if path.name.lower().endswith(".gz") else raw
         for number, line in enumerate(file, start=1):
             if not line.isspace():
-                yield _checked(_text_of_line(line, f"{path} line {number}"), f"{path}:{number}")
+                text = _text_of_line(line, field, f"{path} line {number}")
+                yield _checked(text, f"{path}:{number}", raw.tell())
 
 
-def _text_of_line(line: bytes, where: str) -> str:
+def _text_of_line(line: bytes, field: str, where: str) -> str:
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise AthenaError(f"{where} is not UTF-8 text: byte {error.start} of the line cannot be decoded") from None
     except (ValueError, RecursionError) as error:
-        raise AthenaError(f"{where} is not JSON ({_first_line(error)}); right is {{'text': '…'}}") from None
-    return _text(row, where)
+        raise AthenaError(f'{where} is not JSON ({_first_line(error)}); right is {{"{field}": "…"}}') from None
+    return _text(row, field, where)
 
 
-def _text(row: Any, where: str) -> str:
-    """The field `text` of a row."""
+def _text(row: Any, field: str, where: str) -> str:
+    """The text of a row."""
     if not isinstance(row, dict):
-        raise AthenaError(f"{where} is a JSON {type(row).__name__}; right is an object with a field 'text'")
-    if not isinstance(text := row.get("text"), str):
-        found = f"has 'text' of type {type(text).__name__}" if "text" in row else f"has the fields {list(row)}"
-        raise AthenaError(f"{where} {found}; right is a field 'text' with a string")
+        raise AthenaError(f"{where} is a JSON {type(row).__name__}; right is an object with a field {field!r}")
+    if not isinstance(text := row.get(field), str):
+        found = f"has {field!r} of type {type(text).__name__}" if field in row else f"has the fields {list(row)}"
+        raise AthenaError(f"{where} {found}; right is a string in {field!r}, or field=NAME for another name")
     return text
 
 
-def _read_parquet(path: Path) -> Iterator[Document | Skipped]:
+def _read_parquet(path: Path, field: str) -> Iterator[Document | Skipped]:
     parquet = _library("pyarrow.parquet", str(path))
     try:
-        with _reading(path), parquet.ParquetFile(path) as file:
-            if "text" not in file.schema_arrow.names:
-                raise AthenaError(f"{path} has the columns {file.schema_arrow.names}; right is a column 'text'")
-            number = 0
-            for batch in file.iter_batches(batch_size=ROWS, columns=["text"]):
+        with _reading(path), parquet.ParquetFile(path, buffer_size=READ_BYTES) as file:
+            if field not in file.schema_arrow.names:
+                raise AthenaError(
+                    f"{path} has the columns {file.schema_arrow.names}; right is a column {field!r}, or field=NAME"
+                )
+            rows, size, number = max(file.metadata.num_rows, 1), path.stat().st_size, 0
+            for batch in file.iter_batches(batch_size=ROWS, columns=[field]):
                 for row in batch.to_pylist():
-                    yield _checked(_text(row, f"{path} row {number}"), f"{path}#{number}")
+                    text = _text(row, field, f"{path} row {number}")
                     number += 1
+                    yield _checked(text, f"{path}#{number - 1}", size * number // rows)
     except AthenaError:
         raise
-    except ValueError as error:  # pyarrow's own errors are ValueErrors
+    except (ValueError, NotImplementedError) as error:  # what pyarrow's own errors are
         raise AthenaError(f"{path} is not a readable parquet file ({_first_line(error)})") from None
 
 
-def _read_hub(source: str) -> Iterator[Document | Skipped]:
+def _read_hub(source: str, field: str) -> Iterator[Document | Skipped]:
     """The train split of a hub dataset."""
     library = _library("datasets", f"hub dataset {source!r}")
     match = HUB_NAME.fullmatch(source)
@@ -204,7 +248,7 @@ def _read_hub(source: str) -> Iterator[Document | Skipped]:
     try:
         rows = library.load_dataset(match["name"], match["config"], split="train", streaming=True)
         for number, row in enumerate(rows):
-            yield _checked(_text(row, f"{source} row {number}"), f"{source}#{number}")
+            yield _checked(_text(row, field, f"{source} row {number}"), f"{source}#{number}", 0)
     except AthenaError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
@@ -213,21 +257,21 @@ def _read_hub(source: str) -> Iterator[Document | Skipped]:
         ) from None
 
 
-def _checked(text: str, origin: str) -> Document | Skipped:
+def _checked(text: str, origin: str, at: int) -> Document | Skipped:
     if not text or text.isspace():
-        return Skipped(BLANK, origin)
+        return Skipped(BLANK, origin, at)
     try:
         text.encode()
     except UnicodeEncodeError:  # JSON can spell half a character, which no tokenizer takes
-        return Skipped(SURROGATES, origin)
-    return Document(text, origin)
+        return Skipped(SURROGATES, origin, at)
+    return Document(text, origin, at)
 
 
 def _library(module: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise AthenaError(f"{what} needs {module.split('.')[0]}: pip install memoryathena[data]") from None
+        raise AthenaError(f"{what} needs {module.split('.')[0]}: pip install 'memoryathena[data]'") from None
 
 
 @contextmanager

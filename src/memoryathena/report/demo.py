@@ -180,7 +180,8 @@ def _lede(results: dict[str, Any]) -> str:
     held_out = f"{_plain(tokens['valid'])} tokens" if "valid" in tokens else "text"
     what = (
         f"{results.get('backbone') or 'The language model'} itself was left as it is. Beside it a memory was "
-        f"trained on {corpus.get('name') or 'a text'}{f', in three stages of {stages} tokens' if stages else ''}, then tested on "
+        f"trained on {corpus.get('name') or 'a text'}"
+        f"{f', in three stages of {stages} tokens' if stages else ''}, then tested on "
         f"{held_out} that the memory had not been trained on. Perplexity is how many equally likely next tokens the "
         "model in effect hesitates between:"
     )

@@ -1,67 +1,72 @@
-"""Checkpoints: a folder is complete or absent. safetensors and JSON, never pickle."""
+"""Checkpoints: a folder is complete or absent. safetensors and JSON, never pickle.
+
+checkpoint-N/
+  state.safetensors   the trained parameters, their optimisers' states, the random states
+  best.safetensors    the parameters that did best on held-out text, unless these are they; a link to the file of the
+                      checkpoint before where nothing was better since
+  facts.json          step, options, history, digests; written last
+
+The table's optimiser state is written for the rows that have any: most rows of a large table were never read.
+"""
 
 import json
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
+from memoryathena.backbone.artifacts import sha256
 from memoryathena.errors import AthenaError
 
 PREFIX = "checkpoint-"
-KEPT = 2
+STATE, BEST, FACTS = "state.safetensors", "best.safetensors", "facts.json"
 
 
 def save_checkpoint(
-    folder: Path,
-    step: int,
-    parameters: dict[str, nn.Parameter],
-    optimisers: list[torch.optim.Optimizer],
-    best: dict[str, Tensor],
-    facts: dict[str, Any],
+    folder: Path, step: int, tensors: dict[str, Tensor], best: dict[str, Tensor], facts: dict[str, Any], keep: int
 ) -> Path:
-    """Write parameters, optimiser states, the best so far, the random state and `facts`; rename; drop old ones."""
-    tensors: dict[str, Tensor] = {"rng": torch.get_rng_state()}
-    tensors |= {f"best/{name}": value.cpu().contiguous() for name, value in best.items()}
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    tensors |= {f"parameter/{name}": p.detach().cpu().contiguous() for name, p in parameters.items()}
-    for optimiser in optimisers:
-        for parameter, state in optimiser.state.items():
-            for key, value in state.items():
-                tensors[f"state/{names[id(parameter)]}/{key}"] = torch.as_tensor(value).detach().cpu().contiguous()
+    """Write a checkpoint beside its place, bring it to the disk, rename it; drop old ones.
+
+    `best` is empty where there is none or where it is this step; facts["best_step"] says which.
+    """
     final = folder / f"{PREFIX}{step}"
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder, prefix=f".{PREFIX}"))
+    temporary = None
     try:
-        save_file(tensors, temporary / "state.safetensors")
-        (temporary / "facts.json").write_text(json.dumps({**facts, "step": step}, indent=2) + "\n")
-        for path in temporary.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        shutil.rmtree(final, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder, prefix=f".{PREFIX}"))
+        files = {STATE: _write(temporary / STATE, tensors)}
+        if best:
+            files[BEST] = _link_best(folder, temporary / BEST, facts["best_step"]) or _write(temporary / BEST, best)
+        (temporary / FACTS).write_text(json.dumps({**facts, "step": step, "files": files}, indent=1) + "\n")
+        for path in (*temporary.iterdir(), temporary):
+            _sync(path)
+        temporary.chmod(0o755)
+        if final.exists():  # of a run before this one
+            final.rename(temporary.with_name(f"{temporary.name}.old"))
         temporary.replace(final)
-    except OSError as error:
-        kept = newest_checkpoint(folder)
-        raise AthenaError(
-            f"cannot write {final}: {error.strerror or error}; the last complete checkpoint is {kept or 'none'}"
-        ) from None
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        raise AthenaError(f"cannot write {final}: {reason(error)}; {last_complete(folder)}") from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    for old in checkpoints(folder)[:-KEPT]:
+        if temporary is not None:
+            for path in (temporary, temporary.with_name(f"{temporary.name}.old")):
+                shutil.rmtree(path, ignore_errors=True)
+    # What is beyond this step is left from another run in this folder.
+    for old in [path for path in checkpoints(folder) if _step(path) > step] + checkpoints(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    found = [path for path in folder.glob(f"{PREFIX}*") if (path / "facts.json").is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX)))
+    found = [path for path in folder.glob(f"{PREFIX}*") if (path / FACTS).is_file()]
+    return sorted(found, key=_step)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -70,33 +75,64 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def load_checkpoint(
-    path: Path, parameters: dict[str, nn.Parameter], optimisers: list[torch.optim.Optimizer]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Put everything back; returns the best parameters so far and the facts."""
+def last_complete(folder: Path | None) -> str:
+    """The end of an error line."""
+    found = newest_checkpoint(folder) if folder is not None else None
+    return f"the last complete checkpoint is {found or 'none'}" + (", to go on from with --resume" if found else "")
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """Tensors, the best parameters (empty where these are the best) and facts; every file as it was written."""
     try:
-        tensors = load_file(path / "state.safetensors")
-        facts: dict[str, Any] = json.loads((path / "facts.json").read_text())
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        raise AthenaError(f"{path} is damaged ({error}): delete it to resume from the one before") from None
-    saved = {name.removeprefix("parameter/") for name in tensors if name.startswith("parameter/")}
-    if saved != set(parameters):
-        odd = sorted(saved ^ set(parameters))[0]
-        raise AthenaError(f"{path} is of another run: {odd!r} is trained in one of them only")
-    torch.set_rng_state(tensors["rng"])
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[f"parameter/{name}"])
-    for optimiser in optimisers:
-        for group in optimiser.param_groups:
-            for parameter in group["params"]:
-                prefix = f"state/{names[id(parameter)]}/"
-                state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-                if state:
-                    # AdamW keeps its step count on the CPU, everything else beside the parameter
-                    optimiser.state[parameter] = {
-                        key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
-                    }
-    best = {name.removeprefix("best/"): value for name, value in tensors.items() if name.startswith("best/")}
-    return best, facts
+        facts: dict[str, Any] = json.loads((path / FACTS).read_text())
+        loaded = {}
+        for name, digest in facts["files"].items():
+            if sha256(path / name) != digest:
+                raise OSError(f"{name} is not what was written")
+            loaded[name] = load_file(path / name)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise AthenaError(f"{path} is damaged ({reason(error)}): delete it to resume from the one before") from None
+    return loaded[STATE], loaded.get(BEST, {}), facts
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for path in folder.glob(f".{PREFIX}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def reason(error: BaseException) -> str:
+    """An error's first line, without its numbers where the system has words."""
+    text = getattr(error, "strerror", None) or str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0]
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix(PREFIX))
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> str:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    return sha256(path)
+
+
+def _link_best(folder: Path, path: Path, best_step: int) -> str | None:
+    """The best of the checkpoint before, if it is still the best; its digest."""
+    before = newest_checkpoint(folder)
+    if before is None or not (before / BEST).is_file():
+        return None
+    facts = json.loads((before / FACTS).read_text())
+    if facts["best_step"] != best_step:
+        return None
+    with suppress(OSError):  # a file system without links gets a copy
+        os.link(before / BEST, path)
+        return str(facts["files"][BEST])
+    return None
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,9 +1,17 @@
 """Options of a training run, named as in `transformers.TrainingArguments` where it has them."""
 
 import math
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from memoryathena.config import Config
 
@@ -15,6 +23,8 @@ class StageConfig(Config):
 
     max_tokens: PositiveInt = 30_000
     """Positions that the stage reads, in whole steps."""
+    max_steps: PositiveInt | None = None
+    """Optimiser steps; takes the place of max_tokens."""
     per_device_train_batch_size: PositiveInt = 2
     gradient_accumulation_steps: PositiveInt = 1
     learning_rate: PositiveFloat = 1e-3
@@ -31,6 +41,10 @@ class StageConfig(Config):
     """Stage router: the share of its steps that distil advantages before the realised loss takes over; 1 is the
     published recipe."""
 
+    def steps(self, positions: int) -> int:
+        """Optimiser steps of the stage, when one step reads so many positions."""
+        return self.max_steps if self.max_steps is not None else self.max_tokens // positions
+
 
 class TrainingConfig(Config):
     """A whole run of three stages."""
@@ -39,17 +53,62 @@ class TrainingConfig(Config):
     max_length: PositiveInt = 512
     """Positions per row."""
     logging_steps: PositiveInt = 1
+    """An event every so many steps, with their mean loss."""
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+    """Trackers beside events.jsonl."""
+    run_name: str = "memoryathena"
     eval_steps: PositiveInt | None = None
     """Validate every so many steps and keep the best; none validates at the end only."""
     eval_tokens: PositiveInt = 8_192
-    save_steps: PositiveInt | None = None
+    per_device_eval_batch_size: PositiveInt = 4
+    load_best_model_at_end: bool = True
+    early_stopping_patience: PositiveInt | None = None
+    """Stop after so many validations in a row that were no better than the best."""
+    save_steps: PositiveInt | None = 500
+    save_total_limit: PositiveInt = 2
+    bf16: bool | None = None
+    """Backbone in bfloat16 (true), float32 (false), or as it was saved; the memory is always float32."""
+    gradient_checkpointing: bool = False
+    """Compute the backbone's blocks again going backward: less memory, a third more time."""
+    fsdp: bool = False
+    """Under torchrun: shard the backbone over the processes, for one that does not fit one device."""
     memory: StageConfig = StageConfig()
     pathways: StageConfig = StageConfig(max_tokens=12_288)
     router: StageConfig = StageConfig(max_tokens=12_288, learning_rate=1e-3)
 
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_or_none(cls, value: Any) -> Any:
+        """'none' and a single name, as TrainingArguments takes them."""
+        return () if value in (None, "none", ["none"]) else (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.early_stopping_patience is not None and self.eval_steps is None:
+            raise ValueError("early_stopping_patience needs validations to count: set eval_steps too")
+        return self
+
     def stage(self, name: str) -> StageConfig:
         """One stage's options."""
         return {"memory": self.memory, "pathways": self.pathways, "router": self.router}[name]
+
+    def learning(self, name: str, processes: int) -> dict[str, Any]:
+        """The options that a stage's result depends on, which a resumed run must share.
+
+        How rows are dealt to devices and parts, what is logged and kept, and whether blocks are computed again may
+        change: a run that ran out of memory goes on with smaller parts.
+        """
+        whole = self.model_dump(mode="json", exclude={*STAGES, *NEUTRAL})
+        stage = self.stage(name).model_dump(mode="json", exclude=set(SPLIT))
+        rows = self.stage(name).per_device_train_batch_size * self.stage(name).gradient_accumulation_steps
+        return {**whole, **{f"{name}.{key}": value for key, value in stage.items()}, "rows per step": rows * processes}
+
+
+SPLIT = ("per_device_train_batch_size", "gradient_accumulation_steps")
+NEUTRAL = (
+    *("logging_steps", "report_to", "run_name", "save_steps", "save_total_limit"),
+    *("per_device_eval_batch_size", "gradient_checkpointing", "fsdp"),
+)
 
 
 def rate(config: StageConfig, step: int, steps: int) -> float:

@@ -4,8 +4,10 @@ Shapes: B rows, T positions.
 """
 
 import dataclasses
+import functools
+import hashlib
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -74,25 +76,51 @@ class Rows:
         """Rows in the source."""
         return self.source.windows(self.length)
 
-    def batch(self, first: int, size: int) -> Batch:
-        """Rows `first` … `first + size - 1` of the endless sequence of epochs."""
+    def check(self) -> None:
+        """Raise where there is not one full row."""
         if self.count == 0:
             raise AthenaError(
                 f"the text has no full row of {self.length} tokens: give more text or a smaller max_length"
             )
-        pairs = [self.source.window(self._place(first + i), self.length) for i in range(size)]
+
+    def identity(self) -> dict[str, Any]:
+        """What tells these rows from others: how many, in which order, and how the first and the last one read."""
+        digest = hashlib.sha256()
+        for index in (0, self.count - 1):
+            digest.update(np.ascontiguousarray(self.source.window(index, self.length)[0], dtype=np.int64).tobytes())
+        return {"rows": self.count, "order": self.seed, "text digest": digest.hexdigest()[:16]}
+
+    def batch(self, first: int, size: int) -> Batch:
+        """Rows `first` … `first + size - 1` of the endless sequence of epochs."""
+        self.check()
+        return self._stack([self._place(first + i) for i in range(size)])
+
+    def ordered(self, size: int, limit: int) -> list[tuple[int, int]]:
+        """First row and number of rows of each batch that reads every row once in order, up to `limit` tokens."""
+        self.check()
+        rows = min(self.count, max(1, limit // self.length))
+        return [(first, min(size, rows - first)) for first in range(0, rows, size)]
+
+    def in_order(self, first: int, size: int) -> Batch:
+        """Rows as they stand in the source."""
+        return self._stack(list(range(first, first + size)))
+
+    def all(self, size: int, limit: int) -> Iterator[Batch]:
+        """Every row once in order, up to `limit` tokens."""
+        for first, count in self.ordered(size, limit):
+            yield self.in_order(first, count)
+
+    def _stack(self, indices: list[int]) -> Batch:
+        pairs = [self.source.window(index, self.length) for index in indices]
         ids, documents = (torch.from_numpy(np.stack(column)) for column in zip(*pairs, strict=True))
         return Batch(ids, documents)
 
     def _place(self, number: int) -> int:
         epoch, index = divmod(number, self.count)
-        if not self.shuffle:
-            return index
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return int(torch.randperm(self.count, generator=generator)[index])
+        return int(_order(self.seed, epoch, self.count)[index]) if self.shuffle else index
 
-    def all(self, size: int, limit: int) -> Iterator[Batch]:
-        """Every row once in order, up to `limit` tokens."""
-        rows = min(self.count, max(1, limit // self.length))
-        for first in range(0, rows, size):
-            yield dataclasses.replace(self, shuffle=False).batch(first, min(size, rows - first))
+
+@functools.lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, count: int) -> Tensor:
+    """An epoch's order, made once and not once per row: a large corpus has millions of rows."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))

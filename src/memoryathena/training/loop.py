@@ -1,25 +1,47 @@
-"""The one training loop. Read it top to bottom: prepare, resume, then per step load, learn, log, validate, save."""
+"""The one training loop. Read it top to bottom: prepare, resume, then per step load, learn, validate, log, save."""
 
-import json
-import math
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
+from torch import Tensor
 
 from memoryathena.backbone.model import AthenaModel
 from memoryathena.errors import AthenaError
 from memoryathena.memory.policies import Policy
-from memoryathena.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
-from memoryathena.training.config import StageConfig, TrainingConfig, rate
-from memoryathena.training.data import Rows
-from memoryathena.training.optim import RowAdam
+from memoryathena.training.checkpoint import (
+    clear_leftovers,
+    last_complete,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from memoryathena.training.config import TrainingConfig, rate
+from memoryathena.training.data import Batch, Rows
+from memoryathena.training.distributed import World, broadcast
+from memoryathena.training.learner import Learner
 from memoryathena.training.passes import run
-from memoryathena.training.stages import Stage, make_stage
+from memoryathena.training.recompute import recomputed
+from memoryathena.training.stages import make_stage
+from memoryathena.training.state import collect, restore
+from memoryathena.training.tracking import Tracking
+from memoryathena.training.trouble import Interrupts, Stopped, memory_explained
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a stage is: what a checkpoint remembers beside the tensors."""
+
+    step: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    pending: list[float] = dataclasses.field(default_factory=list)  # losses since the last event
+    best_step: int | None = None
+    best_score: float | None = None
+    no_better: int = 0  # validations since the best one
 
 
 def train_stage(
@@ -35,162 +57,179 @@ def train_stage(
     """Train one stage of a model in place; returns its history, seconds and speed.
 
     With `folder`, events.jsonl and complete checkpoints are written there; with `resume`, the newest is gone on from,
-    exactly.
+    exactly. Under torchrun or accelerate every process calls this with the same arguments.
     """
-    options = config.stage(name)
+    # -- prepare
+    world, options = World.current(), config.stage(name)
     stage = make_stage(name, options)
-    parameters = stage.trained(model)
-    optimisers = _optimisers(parameters, options)
-    per_step = options.per_device_train_batch_size * options.gradient_accumulation_steps
-    steps = options.max_tokens // (per_step * config.max_length)
+    learner = Learner.make(model, stage, options, world)
+    for source in (rows, valid) if valid is not None else (rows,):
+        source.check()
+    per_step = options.per_device_train_batch_size * options.gradient_accumulation_steps * world.size
+    positions = per_step * config.max_length
+    steps = options.steps(positions)
     if steps == 0:
         raise AthenaError(
             f"stage {name}: max_tokens {options.max_tokens} is less than one step of "
             f"{per_step} x {config.max_length} tokens"
         )
-    history: list[dict[str, Any]] = []
-    start, seconds = 0, 0.0
-    best: dict[str, torch.Tensor] = {}
-    best_score = math.inf
-    if resume and folder is not None and (found := newest_checkpoint(folder)) is not None:
-        best, facts = load_checkpoint(found, parameters, optimisers)
-        if facts["config"] != config.model_dump(mode="json"):
-            raise AthenaError(
-                f"{found} was made with other options; resume with the same ones or choose another folder"
-            )
-        start, history, seconds = facts["step"], facts["history"], facts["seconds"]
-        best_score = facts["best_score"] if best else math.inf
+    explained = memory_explained(name, options, folder, config.gradient_checkpointing)
+    tracking = Tracking(name, config, folder if world.main else None, console if world.main else None)
+    torch.manual_seed(config.seed + world.rank)
 
-    with _Learning(model, parameters), _progress(console) as bar:
-        task = bar.add_task(f"stage {name}", total=steps, completed=start, speed="", loss="")
-        clock = time.monotonic()
-        for step in range(start, steps):
-            loss = _step(model, stage, options, rows, step, steps, parameters, optimisers)
-            if not math.isfinite(loss):
-                kept = newest_checkpoint(folder) if folder is not None else None
-                raise AthenaError(
-                    f"stage {name}: the loss is {loss} at step {step}; lower the learning rate. "
-                    f"The last complete checkpoint is {kept or 'none'}"
-                )
-            done = (step + 1) * per_step * config.max_length
-            elapsed = seconds + time.monotonic() - clock
-            event: dict[str, Any] = {"stage": name, "step": step + 1, "tokens": done, "loss": loss}
-            last = step + 1 == steps
-            if valid is not None and (last or (config.eval_steps and (step + 1) % config.eval_steps == 0)):
-                event["valid"] = evaluate(model, stage.validated, valid, config.eval_tokens)
-                score = sum(event["valid"].values()) / len(event["valid"])
-                if config.eval_steps and score < best_score:
-                    best_score, best = score, {key: p.detach().clone() for key, p in parameters.items()}
-            history.append(event)
-            if folder is not None:
-                _append(folder / "events.jsonl", event)
-                if config.save_steps and (step + 1) % config.save_steps == 0 and not last:
-                    facts = {"config": config.model_dump(mode="json"), "history": history, "seconds": elapsed}
-                    facts["best_score"] = best_score if best else None
-                    save_checkpoint(folder, step + 1, parameters, optimisers, best, facts)
-            speed = f"{done / elapsed:,.0f} tokens/s"
-            bar.update(task, advance=1, speed=speed, loss=f"loss {loss:.3f}")
-        seconds += time.monotonic() - clock
+    # -- resume
+    identity = {"stage": name, "options": config.learning(name, world.size), "data": rows.identity()}
+    progress, best = Progress(), dict[str, Tensor]()
+    if folder is not None and world.main:
+        clear_leftovers(folder)
+    if resume and folder is not None and (found := newest_checkpoint(folder)) is not None:
+        progress, best = _resume(found, identity, learner)
+    broadcast(world, learner.parameters)
+    clock = time.monotonic() - progress.seconds
+
+    with (
+        learner.learning(),
+        recomputed(model, config.gradient_checkpointing),
+        Interrupts(enabled=folder is not None) as interrupts,
+        tracking,
+        explained,
+    ):
+        tracking.begin(progress.step, steps, positions)
+        done = progress.step >= steps
+        while not done:
+            # -- load
+            step = progress.step
+            batches = _load(rows, learner, step)
+
+            # -- learn
+            loss, norm = learner.step(batches, step, steps, folder)
+            progress.step, progress.seconds = step + 1, time.monotonic() - clock
+            progress.pending.append(loss)
+            tracking.step(progress.step, loss)
+            done = progress.step == steps
+
+            # -- validate
+            scores = None
+            if valid is not None and (done or _due(progress.step, config.eval_steps)):
+                size = config.per_device_eval_batch_size
+                scores = evaluate(model, stage.validated, valid, config.eval_tokens, size)
+                best = _select(progress, scores, learner, best, config)
+                patience = config.early_stopping_patience
+                done = done or (patience is not None and progress.no_better >= patience)
+
+            # -- log
+            if scores is not None or done or _due(progress.step, config.logging_steps):
+                event = {"stage": name, "step": progress.step, "tokens": progress.step * positions}
+                event |= {"loss": sum(progress.pending) / len(progress.pending), "grad_norm": norm}
+                event |= {"learning_rate": options.learning_rate * rate(options, step, steps)}
+                event |= {"valid": scores} if scores is not None else {}
+                progress.pending.clear()
+                progress.history.append(event)
+                tracking.event(event)
+
+            # -- save
+            stop = _asked_to_stop(learner, interrupts)
+            if folder is not None and not done and (stop or _due(progress.step, config.save_steps)):
+                _save(folder, progress, identity, learner, best, config.save_total_limit)
+            if stop and not done:
+                kept = last_complete(folder)
+                raise Stopped(f"stage {name} stopped after step {progress.step} of {steps}; {kept}", stop)
+
     with torch.no_grad():
         for key, value in best.items():
-            parameters[key].copy_(value)
+            learner.parameters[key].copy_(value)
     model.stage = name
-    tokens = steps * per_step * config.max_length
-    return {"history": history, "seconds": seconds, "tokens": tokens, "tokens_per_s": tokens / max(seconds, 1e-9)}
-
-
-def _step(
-    model: AthenaModel,
-    stage: Stage,
-    options: StageConfig,
-    rows: Rows,
-    step: int,
-    steps: int,
-    parameters: dict[str, nn.Parameter],
-    optimisers: list[torch.optim.Optimizer],
-) -> float:
-    """One optimiser step; the loss per target over all accumulated rows, as one large batch would have it."""
-    size, parts = options.per_device_train_batch_size, options.gradient_accumulation_steps
-    batches = [rows.batch((step * parts + part) * size, size) for part in range(parts)]
-    count = int(sum(batch.valid_BT.sum() for batch in batches))
-    total = 0.0
-    for batch in batches:
-        loss = stage.loss(model, batch, step / steps) / max(count, 1)
-        loss.backward()
-        total += float(loss.detach())
-    readers = [p for key, p in parameters.items() if key != "table.weight" and p.grad is not None]
-    torch.nn.utils.clip_grad_norm_(readers, options.max_grad_norm)
-    factor = rate(options, step, steps)
-    for optimiser in optimisers:
-        for group in optimiser.param_groups:
-            group["lr"] = group["initial_lr"] * factor
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-    return total
+    tokens, seconds = progress.step * positions, progress.seconds
+    speed = tokens / max(seconds, 1e-9)
+    return {"history": progress.history, "seconds": seconds, "tokens": tokens, "tokens_per_s": speed}
 
 
 def evaluate(model: AthenaModel, uses: tuple[str, ...], rows: Rows, limit: int, size: int = 4) -> dict[str, float]:
-    """Mean loss per target of each pathway on held-out text, all in one pass per batch."""
-    policies: dict[str, Policy | None] = {use: model.policy(use) for use in uses}
-    totals, count = dict.fromkeys(uses, 0.0), 0
+    """Mean loss per target of each pathway on held-out text, all in one pass per batch; processes share the batches."""
+    world, policies = World.current(), dict[str, Policy | None]()
+    for use in uses:
+        policies[use] = model.policy(use)
+    batches = rows.ordered(size, limit)
+    sums = torch.zeros(len(uses) + 1, dtype=torch.float64, device=model.input_device)
     with torch.no_grad():
-        for batch in rows.all(size, limit):
+        for first in range(0, len(batches), world.size):
+            # A sharded backbone needs every process in every pass: one without a batch of its own counts nothing.
+            mine = first + world.rank < len(batches)
+            batch = rows.in_order(*batches[first + world.rank if mine else first])
             found, _ = run(model, policies, batch)
-            for use, log_p_BT in found.items():
-                totals[use] -= float((log_p_BT * batch.valid_BT.to(log_p_BT.device)).sum())
-            count += int(batch.valid_BT.sum())
-    return {use: total / count for use, total in totals.items()}
+            if mine:
+                losses = [-(log_p * batch.valid_BT.to(log_p.device)).sum().to(sums) for log_p in found.values()]
+                sums += torch.stack([*losses, batch.valid_BT.sum().to(sums)])
+    *totals, count = world.sum(sums).tolist()
+    if not count:
+        raise AthenaError("the held-out text has no target: every token is a document of its own")
+    return {use: total / count for use, total in zip(uses, totals, strict=True)}
 
 
-def _optimisers(parameters: dict[str, nn.Parameter], options: StageConfig) -> list[torch.optim.Optimizer]:
-    """AdamW for the readers, without decay on norms and biases; row-wise Adam for the table."""
-    readers = [p for key, p in parameters.items() if key != "table.weight"]
-    groups = [
-        {"params": [p for p in readers if p.ndim > 1], "weight_decay": options.weight_decay},
-        {"params": [p for p in readers if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimisers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([group for group in groups if group["params"]], lr=options.learning_rate)
-    ]
-    if "table.weight" in parameters:
-        table = RowAdam(
-            [parameters["table.weight"]], lr=options.table_learning_rate, weight_decay=options.table_weight_decay
-        )
-        optimisers.append(table)
-    for optimiser in optimisers:
-        for group in optimiser.param_groups:
-            group["initial_lr"] = group["lr"]
-    return optimisers
+def _load(rows: Rows, learner: Learner, step: int) -> list[Batch]:
+    """This process's parts of a step. However a step is dealt out, it has the same rows."""
+    size, parts = learner.options.per_device_train_batch_size, learner.options.gradient_accumulation_steps
+    first = (step * learner.world.size + learner.world.rank) * parts
+    return [rows.batch((first + part) * size, size) for part in range(parts)]
 
 
-class _Learning:
-    """While it lasts only the stage's parameters have gradients, and the table's are sparse."""
-
-    def __init__(self, model: AthenaModel, parameters: dict[str, nn.Parameter]):
-        self.model, self.learning = model, {id(p) for p in parameters.values()}
-
-    def __enter__(self) -> None:
-        self.before = [(p, p.requires_grad) for p in self.model.memory.parameters()]
-        for parameter, _ in self.before:
-            parameter.requires_grad_(id(parameter) in self.learning)
-        self.model.memory.table.sparse = True
-        self.model.train()
-
-    def __exit__(self, *_: object) -> None:
-        for parameter, flag in self.before:
-            parameter.requires_grad_(flag)
-            parameter.grad = None
-        self.model.memory.table.sparse = False
-        self.model.eval()
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
 
 
-def _progress(console: Console | None) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    extra = (TextColumn("{task.fields[speed]}"), TextColumn("{task.fields[loss]}"))
-    return Progress(*columns, *extra, console=console or Console(stderr=True), disable=console is None)
+def _select(
+    progress: Progress, scores: dict[str, float], learner: Learner, best: dict[str, Tensor], config: TrainingConfig
+) -> dict[str, Tensor]:
+    """Compare with the best validation so far; the parameters to come back to at the end."""
+    score = sum(scores.values()) / len(scores)
+    if config.eval_steps is None:
+        return best
+    if progress.best_score is not None and not score < progress.best_score:
+        progress.no_better += 1
+        return best
+    progress.best_step, progress.best_score, progress.no_better = progress.step, score, 0
+    if not config.load_best_model_at_end:
+        return best
+    return {key: parameter.detach().to("cpu", copy=True) for key, parameter in learner.parameters.items()}
 
 
-def _append(path: Path, event: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(event) + "\n")
+def _asked_to_stop(learner: Learner, interrupts: Interrupts) -> int:
+    """A signal that any process has caught, known to all of them."""
+    if learner.world.size == 1:
+        return interrupts.caught
+    caught = torch.tensor([interrupts.caught], device=learner.model.input_device)
+    return int(learner.world.gather_all(caught).max())
+
+
+def _save(
+    folder: Path, progress: Progress, identity: dict[str, Any], learner: Learner, best: dict[str, Tensor], keep: int
+) -> None:
+    """A checkpoint, written by the main process."""
+    tensors = collect(learner.world, learner.parameters, learner.rows, learner.optimisers)
+    if learner.world.main:
+        other = best if progress.best_step != progress.step else {}  # else the parameters themselves are the best
+        facts = {**identity, **dataclasses.asdict(progress), "keeps_best": bool(best)}
+        save_checkpoint(folder, progress.step, tensors, other, facts, keep)
+    learner.world.wait()
+
+
+def _resume(path: Path, identity: dict[str, Any], learner: Learner) -> tuple[Progress, dict[str, Tensor]]:
+    """Everything as it was; refused where another run would come of it."""
+    tensors, best, facts = load_checkpoint(path)
+    there, here = _flat(facts), _flat(identity)
+    for key in sorted(here):
+        if there.get(key) != here[key]:
+            raise AthenaError(
+                f"{path} was made with {key} {there.get(key)}, this run has {here[key]}: resume with the same, "
+                "or choose another folder"
+            )
+    restore(tensors, str(path), learner.world, learner.parameters, learner.rows, learner.optimisers)
+    if facts["keeps_best"] and not best:
+        best = {key: tensors[f"parameter/{key}"] for key in learner.parameters}
+    return Progress(**{field.name: facts[field.name] for field in dataclasses.fields(Progress)}), best
+
+
+def _flat(facts: dict[str, Any]) -> dict[str, Any]:
+    """Identity as single entries."""
+    out = {key: value for key, value in facts.items() if not isinstance(value, dict)}
+    return out | facts.get("options", {}) | facts.get("data", {})

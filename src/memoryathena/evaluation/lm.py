@@ -1,0 +1,83 @@
+"""A model with a memory as a model of lm-evaluation-harness: `--model athena`.
+
+Everything but the loading is the harness's own `hf` model, so every stock task works, right-padded without a mask and
+left-padded with one, and `use=off` is `hf` to the bit. One kind of request is added: the log-probability of the first
+token of each of several words, which the classification tasks are scored by.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+
+from memoryathena.backbone.load import load_model
+from memoryathena.backbone.model import AthenaModel
+from memoryathena.config import read_config
+from memoryathena.errors import AthenaError
+from memoryathena.evaluation.scoring import is_lone_space
+
+# Enough of a context's end to know how the next word is cut into tokens: tokens do not reach over so many characters.
+TAIL = 32
+
+Tokens = list[int]
+TokenRequest = tuple[Any, Tokens, Tokens]  # what the harness calls it by, context, continuation
+
+
+@register_model("athena")
+class AthenaLM(HFLM):
+    """`--model_args pretrained=…,adapter=…,use=router`; the other arguments are those of `hf`."""
+
+    def __init__(
+        self,
+        pretrained: str | AthenaModel,
+        adapter: str | None = None,
+        use: str | None = None,
+        config: str | None = None,
+        dtype: str = "auto",
+        device: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(pretrained, str):
+            settings = read_config(Path(config) if config else None)
+            pretrained = load_model(pretrained, Path(adapter) if adapter else None, settings, dtype, device)
+        elif adapter or config:
+            raise AthenaError("a loaded model has its memory already: give no adapter and no config beside it")
+        if use is not None:
+            pretrained.use(use)
+        self._cut: dict[tuple[str, str], Tokens] = {}
+        super().__init__(pretrained=pretrained, tokenizer=pretrained.tokenizer, backend="causal", **kwargs)
+
+    def next_token(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[list[tuple[int, float, bool]]]:
+        """For each (context, words): per word the first token that carries text, its log p, and whether a lone space
+        marker had to be passed over (it then belongs to the context)."""
+        plans = [self.first_tokens(*request.args) for request in requests]
+        flat = [(None, context, [token]) for plan in plans for context, token, _ in plan]
+        answers = iter(self._loglikelihood_tokens(flat, disable_tqdm=disable_tqdm))
+        return [[(token, next(answers)[0], marked) for _, token, marked in plan] for plan in plans]
+
+    def first_tokens(self, context: str, words: Sequence[str]) -> list[tuple[Tokens, int, bool]]:
+        """Per word: the tokens it is conditioned on, its first token with text, and whether markers came before."""
+        given = self.tok_encode(context)
+        out = []
+        for word in words:
+            key = (context[-TAIL:], word)
+            if key not in self._cut:
+                self._cut[key] = self._encode_pair(context[-TAIL:], " " + word)[1]
+            tokens, skip = self._cut[key], 0
+            pieces = self.tokenizer.convert_ids_to_tokens(tokens)
+            while skip < len(pieces) and is_lone_space(pieces[skip]):
+                skip += 1
+            if skip == len(pieces):
+                raise AthenaError(f"label word {word!r} has no token with text under this tokenizer: {pieces}")
+            out.append((given + tokens[:skip], tokens[skip], skip > 0))
+        return out
+
+
+def distinct(scores: Sequence[tuple[int, float, bool]]) -> dict[int, float]:
+    """Log p by token: words of one label that begin with the same token count once."""
+    return {token: score for token, score, _ in scores}
+
+
+Progress = Callable[[str, int, int], None]  # kind of request, done, of how many

@@ -1,0 +1,126 @@
+"""What learns in a stage, and one step of it: gradients of all parts and processes, clipped, scheduled, applied."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from memoryathena.backbone.model import AthenaModel
+from memoryathena.errors import AthenaError
+from memoryathena.training.checkpoint import last_complete
+from memoryathena.training.config import StageConfig, rate
+from memoryathena.training.data import Batch
+from memoryathena.training.distributed import OwnRows, World, reduce_gradients
+from memoryathena.training.loss import StepLoss
+from memoryathena.training.optim import RowAdam
+from memoryathena.training.stages import Stage
+from memoryathena.training.state import TABLE
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """A stage's parameters with their optimisers. `rows` are this process's rows of the table, where it learns."""
+
+    model: AthenaModel
+    stage: Stage
+    options: StageConfig
+    world: World
+    parameters: dict[str, nn.Parameter]
+    rows: OwnRows | None
+    optimisers: list[torch.optim.Optimizer]
+
+    @classmethod
+    def make(cls, model: AthenaModel, stage: Stage, options: StageConfig, world: World) -> "Learner":
+        """A fresh one."""
+        parameters = stage.trained(model)
+        rows = OwnRows(parameters[TABLE], world) if TABLE in parameters else None
+        return cls(model, stage, options, world, parameters, rows, _optimisers(parameters, rows, options))
+
+    @property
+    def readers(self) -> list[nn.Parameter]:
+        """All but the table."""
+        return [parameter for name, parameter in self.parameters.items() if name != TABLE]
+
+    def step(self, batches: list[Batch], step: int, steps: int, folder: Path | None) -> tuple[float, float]:
+        """One optimiser step: the loss over all its rows, as one large batch would have it, and the gradient's norm."""
+        device = self.model.input_device
+        targets = self.world.sum(torch.stack([batch.valid_BT.sum() for batch in batches]).sum().to(device))
+        loss = StepLoss(self.world, int(targets))
+        for batch in batches:
+            loss.add(self.stage.loss(self.model, batch, step / steps))
+        total = loss.finish()
+        reduce_gradients(self.world, self.readers)
+        norm = nn.utils.clip_grad_norm_([p for p in self.readers if p.grad is not None], self.options.max_grad_norm)
+        if self.rows is not None:
+            self.rows.collect()
+        value, length = torch.stack([total, norm.to(total)]).tolist()
+        self._check(value, length, step, folder)
+        factor = rate(self.options, step, steps)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+            optimiser.step()
+        if self.rows is not None:
+            self.rows.publish()
+        self.clear()
+        return value, length
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if self.rows is not None:
+            self.rows.parameter.grad = None
+
+    def _check(self, loss: float, norm: float, step: int, folder: Path | None) -> None:
+        """Before anything is updated: what is not a number would spread into all parameters."""
+        for what, value in (("loss", loss), ("gradient's norm", norm)):
+            if not math.isfinite(value):
+                raise AthenaError(
+                    f"stage {self.stage.name}: the {what} is {value} at step {step}; lower the learning rate. "
+                    f"The parameters are as before this step; {last_complete(folder)}"
+                )
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[None]:
+        """While it lasts only the stage's parameters have gradients, and the table's are sparse."""
+        table, ids = self.model.memory.table, {id(p) for p in self.parameters.values()}
+        before = [(p, p.requires_grad) for p in self.model.memory.parameters()]
+        try:
+            for parameter, _ in before:
+                parameter.requires_grad_(id(parameter) in ids)
+            table.sparse = True
+            self.model.train()
+            yield
+        finally:
+            for parameter, flag in before:
+                parameter.requires_grad_(flag)
+            self.clear()
+            table.sparse = False
+            self.model.eval()
+
+
+def _optimisers(
+    parameters: dict[str, nn.Parameter], rows: OwnRows | None, options: StageConfig
+) -> list[torch.optim.Optimizer]:
+    """AdamW for the readers, without decay on norms and biases; row-wise Adam for the table."""
+    readers = [p for name, p in parameters.items() if name != TABLE]
+    groups = [
+        {"params": [p for p in readers if p.ndim > 1], "weight_decay": options.weight_decay},
+        {"params": [p for p in readers if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimisers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW([group for group in groups if group["params"]], lr=options.learning_rate)
+    ]
+    if rows is not None:
+        optimisers.append(
+            RowAdam([rows.parameter], lr=options.table_learning_rate, weight_decay=options.table_weight_decay)
+        )
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["initial_lr"] = group["lr"]
+    return optimisers
