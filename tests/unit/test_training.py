@@ -10,11 +10,12 @@ from torch.nn import functional as F
 from memoryathena import AthenaError
 from memoryathena.memory.policies import Anchored, Candidates
 from memoryathena.memory.router import Admission
-from memoryathena.training.advantage import distillation_loss, horizon_advantage, target_log_probabilities
+from memoryathena.training.advantage import distillation_loss, horizon_advantage
 from memoryathena.training.config import StageConfig, TrainingConfig, rate
 from memoryathena.training.data import Rows, TokenArray
 from memoryathena.training.optim import RowAdam
 from memoryathena.training.policies import StraightThrough
+from memoryathena.training.target import LinearHead, target_log_probabilities
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])

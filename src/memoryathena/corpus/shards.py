@@ -9,14 +9,15 @@ memory.digests.npy      64 bits of each document's blake2b
 import json
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import combinations, count
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 
 from memoryathena.backbone.artifacts import sha256, write_atomically
 from memoryathena.backbone.fingerprint import check_tokenizer
@@ -55,8 +56,9 @@ def check_disjoint(folder: Path) -> None:
     folder, found = Path(folder), {}
     for name, entry in open_corpus(folder)["parts"].items():
         path = folder / entry["digests_file"]
-        found[name] = np.unique(_load(path, entry["documents"], "<u8"))
+        digests = _load(path, entry["documents"], "<u8")
         _check_digest(path, entry["digests_sha256"])
+        found[name] = np.unique(digests)
     for (a, of_a), (b, of_b) in combinations(found.items(), 2):
         if shared := np.intersect1d(of_a, of_b, assume_unique=True).size:
             raise AthenaError(f"{folder}: parts {a!r} and {b!r} share {shared} documents; right is none: prepare anew")
@@ -68,7 +70,7 @@ class Part:
     def __init__(self, folder: Path, name: str, shards: list[npt.NDArray[Any]], starts: Ids):
         self.folder, self.name, self.starts = folder, name, starts
         self._shards = shards
-        self._ends = np.cumsum([shard.size for shard in shards])
+        self._ends = np.cumsum([shard.size for shard in shards], dtype=np.int64)
 
     @classmethod
     def open(cls, folder: Path, name: str, verify: bool = False) -> Self:
@@ -144,45 +146,58 @@ class PartWriter:
     Unfinished files have hidden names. `state` says how long each was at the last sync; what is behind that is cut.
     """
 
-    def __init__(self, folder: Path, name: str, dtype: str, shard_tokens: int, state: dict[str, Any]):
+    def __init__(self, folder: Path, name: str, dtype: str, shard_tokens: int, state: Mapping[str, Any]):
         self.folder, self.name, self.shard_tokens = folder, name, shard_tokens
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.shards: list[dict[str, Any]] = list(state.get("shards", []))
         self.tokens: int = state.get("tokens", 0)
         self.documents: int = state.get("documents", 0)
         self.filled = self.tokens - sum(shard["tokens"] for shard in self.shards)
-        self._rewind()
-        self._starts = _reopen(self._partial("starts"), self.documents * 8)
-        self._digests = _reopen(self._partial("digests"), self.documents * 8)
-        self._shard = _reopen(self._partial(self._file()), self.filled * self.dtype.itemsize)
+        with writing(folder):
+            self._rewind()
+            self._starts = _reopen(self._partial("starts"), self.documents * 8)
+            self._digests = _reopen(self._partial("digests"), self.documents * 8)
+            self._shard = _reopen(self._partial(self._file()), self.filled * self.dtype.itemsize)
 
     def append(self, ids: npt.NDArray[Any], digest: bytes) -> None:
         """Add a document."""
-        self._starts.write(self.tokens.to_bytes(8, "little"))
-        self._digests.write(digest[:8])
-        self.documents += 1
-        while ids.size:
-            piece = ids[: self.shard_tokens - self.filled]
-            ids = ids[piece.size :]
-            self._shard.write(piece.astype(self.dtype, copy=False).tobytes())
-            self.filled += piece.size
-            self.tokens += piece.size
-            if self.filled == self.shard_tokens:
-                self._seal()
-                self._shard = _reopen(self._partial(self._file()), 0)
+        with writing(self.folder):
+            self._starts.write(self.tokens.to_bytes(8, "little"))
+            self._digests.write(digest[:8])
+            self.documents += 1
+            while ids.size:
+                piece = ids[: self.shard_tokens - self.filled]
+                ids = ids[piece.size :]
+                self._shard.write(piece.astype(self.dtype, copy=False).tobytes())
+                self.filled += piece.size
+                self.tokens += piece.size
+                if self.filled == self.shard_tokens:
+                    self._seal()
+                    self._shard = _reopen(self._partial(self._file()), 0)
 
     def sync(self) -> dict[str, Any]:
         """Bring everything to the disk; returns the state that this is."""
-        for file in (self._starts, self._digests, self._shard):
-            file.flush()
-            os.fsync(file.fileno())
+        with writing(self.folder):
+            for file in self._files():
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(self.folder)  # else a power cut could take back the name of a sealed shard
         return {"tokens": self.tokens, "documents": self.documents, "shards": list(self.shards)}
 
+    def digests(self) -> npt.NDArray[np.uint64]:
+        """The digests of the documents so far."""
+        self._digests.flush()
+        return np.fromfile(self._partial("digests"), dtype="<u8", count=self.documents).astype(np.uint64)
+
     def finish(self) -> dict[str, Any]:
-        """The last shard and the documents' files in their places; returns the manifest's entry."""
-        if self.filled:
-            self._seal()
-        entry = self.sync() if not self._shard.closed else self._sync_documents()
+        """The last shard and the documents' files in their places; returns the manifest's entry.
+
+        The unfinished documents' files stay until `discard`, so that a cut before the manifest loses nothing.
+        """
+        with writing(self.folder):
+            if self.filled:
+                self._seal()
+        entry = self.sync()
         for field, label, kind in (("documents", "starts", "<i8"), ("digests", "digests", "<u8")):
             path = self.folder / f"{self.name}.{label}.npy"
             write_atomically(path, _as_npy(self._partial(label), kind, self.documents))
@@ -191,24 +206,40 @@ class PartWriter:
 
     def close(self) -> None:
         """Close the files; what a full disk refuses here was never counted on."""
-        for file in (self._starts, self._digests, self._shard):
+        for file in self._files():
             with suppress(OSError):
                 file.close()
 
-    def discard(self, finished: bool) -> None:
-        """Remove the unfinished files; unless `finished`, also the shards."""
+    def discard(self) -> None:
+        """Remove every file that the part has so far."""
         self.close()
-        for label in ("starts", "digests", self._file()):
-            self._partial(label).unlink(missing_ok=True)
-        for shard in () if finished else self.shards:
-            (self.folder / shard["file"]).unlink(missing_ok=True)
+        for pattern in (f".{self.name}[.-]*.partial", f"{self.name}-*.bin", f"{self.name}.*.npy"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
 
-    def _file(self) -> str:
-        return f"{self.name}-{len(self.shards):05d}.bin"
+    def _files(self) -> list[BinaryIO]:
+        return [file for file in (self._starts, self._digests, self._shard) if not file.closed]
+
+    def _file(self, index: int | None = None) -> str:
+        return f"{self.name}-{len(self.shards) if index is None else index:05d}.bin"
 
     def _partial(self, label: str) -> Path:
         prefix = "" if label.endswith(".bin") else f"{self.name}."
         return self.folder / f".{prefix}{label}.partial"
+
+    def _rewind(self) -> None:
+        """Back to the last sync: shards that were sealed after it are unfinished again, or not there."""
+        for shard in self.shards:
+            _check_size(self.folder / shard["file"], shard["tokens"] * self.dtype.itemsize)
+        for index in count(len(self.shards)):
+            sealed, partial = self.folder / self._file(index), self._partial(self._file(index))
+            if not sealed.exists() and not partial.exists():
+                return
+            if index > len(self.shards):
+                sealed.unlink(missing_ok=True)
+                partial.unlink(missing_ok=True)
+            elif sealed.exists():
+                sealed.replace(partial)
 
     def _seal(self) -> None:
         name = self._file()
@@ -221,3 +252,80 @@ class PartWriter:
         partial.replace(self.folder / name)
         self.shards.append({"file": name, "tokens": self.filled, "sha256": digest})
         self.filled = 0
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """A full or broken disk in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise AthenaError(
+            f"cannot write {folder}: {error.strerror or error}; what was done before is kept: "
+            "run the same command again to go on"
+        ) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's names to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _reopen(path: Path, size: int) -> BinaryIO:
+    """A file to append to, cut to a size that it must have reached."""
+    if size:
+        found = path.stat().st_size if path.is_file() else 0
+        if found < size:
+            raise AthenaError(
+                f"{path} has {found} bytes, the interrupted run had written {size}: delete {path.parent} to begin anew"
+            )
+    file = path.open("r+b" if size else "wb")
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
+def _as_npy(partial: Path, kind: str, length: int) -> Callable[[Path], None]:
+    """Writes the plain numbers of a file as .npy; 100 million documents never are in memory."""
+
+    def write(path: Path) -> None:
+        header = {"descr": kind, "fortran_order": False, "shape": (length,)}
+        with partial.open("rb") as source, path.open("wb") as target:
+            npy.write_array_header_1_0(target, header)
+            shutil.copyfileobj(source, target, 1 << 20)
+
+    return write
+
+
+def _load(path: Path, length: int, kind: str) -> npt.NDArray[Any]:
+    """Numbers of a .npy file, memory-mapped; as many and of the kind that the manifest says."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise AthenaError(f"{path} does not exist: {path.parent} is not a complete corpus") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise AthenaError(f"{path} is damaged ({str(error).splitlines()[0]}); prepare anew") from None
+    if found.shape != (length,) or found.dtype != np.dtype(kind):
+        raise AthenaError(
+            f"{path} is damaged: {MANIFEST} says {length} numbers of type {kind}, "
+            f"the file has {found.size} of type {found.dtype.str}"
+        )
+    return found
+
+
+def _check_size(path: Path, size: int) -> None:
+    if not path.is_file():
+        raise AthenaError(f"{path} does not exist: {path.parent} is not a complete corpus")
+    if (found := path.stat().st_size) != size:
+        raise AthenaError(f"{path} is damaged: it should have {size} bytes, it has {found}; prepare anew")
+
+
+def _check_digest(path: Path, digest: str) -> None:
+    if (found := sha256(path)) != digest:
+        raise AthenaError(
+            f"{path} is damaged or was replaced: {MANIFEST} says sha256 {digest[:12]}, the file has {found[:12]}"
+        )

@@ -186,7 +186,7 @@ def _too_large(path: Path, lenient: bool, size: int) -> Skipped:
         return Skipped(TOO_LARGE, str(path), size)
     raise AthenaError(
         f"{path} has a document of more than {MAX_BYTES >> 20} MiB, which would be read into memory whole: say with "
-        "--separator which line ends a document ('' is an empty line), or make it .jsonl"
+        "separator=… which line ends a document ('' is an empty line), or make it .jsonl"
     )
 
 

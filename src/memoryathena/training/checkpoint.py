@@ -4,13 +4,14 @@ checkpoint-N/
   state.safetensors   the trained parameters, their optimisers' states, the random states
   best.safetensors    the parameters that did best on held-out text, unless these are they; a link to the file of the
                       checkpoint before where nothing was better since
-  facts.json          step, options, history, digests; written last
+  facts.json          step, options, history, the other files' digests and its own; written last
 
 The table's optimiser state is written for the rows that have any: most rows of a large table were never read.
 """
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from contextlib import suppress
@@ -22,10 +23,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from memoryathena.backbone.artifacts import sha256
+from memoryathena.backbone.fingerprint import digest_json
 from memoryathena.errors import AthenaError
 
 PREFIX = "checkpoint-"
 STATE, BEST, FACTS = "state.safetensors", "best.safetensors", "facts.json"
+# Equal facts under these names are of one run and one best.
+OF_THE_BEST = ("stage", "options", "data", "frozen", "best_step", "best_score")
 
 
 def save_checkpoint(
@@ -42,8 +46,9 @@ def save_checkpoint(
         temporary = Path(tempfile.mkdtemp(dir=folder, prefix=f".{PREFIX}"))
         files = {STATE: _write(temporary / STATE, tensors)}
         if best:
-            files[BEST] = _link_best(folder, temporary / BEST, facts["best_step"]) or _write(temporary / BEST, best)
-        (temporary / FACTS).write_text(json.dumps({**facts, "step": step, "files": files}, indent=1) + "\n")
+            files[BEST] = _link_best(folder, temporary / BEST, facts) or _write(temporary / BEST, best)
+        whole = {**facts, "step": step, "files": files}
+        (temporary / FACTS).write_text(json.dumps({**whole, "digest": digest_json(whole)}, indent=1) + "\n")
         for path in (*temporary.iterdir(), temporary):
             _sync(path)
         temporary.chmod(0o755)
@@ -65,8 +70,8 @@ def save_checkpoint(
 
 def checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    found = [path for path in folder.glob(f"{PREFIX}*") if (path / FACTS).is_file()]
-    return sorted(found, key=_step)
+    named = (path for path in folder.glob(f"{PREFIX}*") if re.fullmatch(rf"{PREFIX}\d+", path.name))
+    return sorted((path for path in named if (path / FACTS).is_file()), key=_step)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -84,13 +89,12 @@ def last_complete(folder: Path | None) -> str:
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     """Tensors, the best parameters (empty where these are the best) and facts; every file as it was written."""
     try:
-        facts: dict[str, Any] = json.loads((path / FACTS).read_text())
-        loaded = {}
+        facts, loaded = _facts(path), {}
         for name, digest in facts["files"].items():
             if sha256(path / name) != digest:
                 raise OSError(f"{name} is not what was written")
             loaded[name] = load_file(path / name)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise AthenaError(f"{path} is damaged ({reason(error)}): delete it to resume from the one before") from None
     return loaded[STATE], loaded.get(BEST, {}), facts
 
@@ -116,17 +120,24 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> str:
     return sha256(path)
 
 
-def _link_best(folder: Path, path: Path, best_step: int) -> str | None:
-    """The best of the checkpoint before, if it is still the best; its digest."""
+def _facts(path: Path) -> dict[str, Any]:
+    """A checkpoint's facts; they must be as they were written."""
+    facts = json.loads((path / FACTS).read_text())
+    if not isinstance(facts, dict) or facts.pop("digest", None) != digest_json(facts):
+        raise ValueError(f"{FACTS} is not what was written")
+    return facts
+
+
+def _link_best(folder: Path, path: Path, facts: dict[str, Any]) -> str | None:
+    """The best of the checkpoint before, if it is of this run and still the best; its digest."""
     before = newest_checkpoint(folder)
-    if before is None or not (before / BEST).is_file():
-        return None
-    facts = json.loads((before / FACTS).read_text())
-    if facts["best_step"] != best_step:
-        return None
-    with suppress(OSError):  # a file system without links gets a copy
-        os.link(before / BEST, path)
-        return str(facts["files"][BEST])
+    # Whatever cannot be read or linked (not every file system can) is written anew.
+    with suppress(OSError, ValueError):
+        if before is not None and (known := _facts(before))["files"].get(BEST) is not None:
+            same = all(known.get(key) == facts.get(key) for key in OF_THE_BEST)
+            if same:
+                os.link(before / BEST, path)
+                return str(known["files"][BEST])
     return None
 
 

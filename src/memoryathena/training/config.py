@@ -32,6 +32,8 @@ class StageConfig(Config):
     """Rows are hit rarely: published rates of 3e-5 learn nothing here (docs/log.md)."""
     weight_decay: NonNegativeFloat = 0.01
     table_weight_decay: NonNegativeFloat = 0.0
+    table_surprise: float = Field(default=0.0, ge=0, le=1)
+    """How far a row moves by the size of its gradient: 0 is Adam, 1 plain descent (`training/optim.py`)."""
     max_grad_norm: PositiveFloat = 1.0
     """Of the readers' gradient; the row-wise optimiser sets its own scale."""
     warmup_steps: NonNegativeInt = 0

@@ -8,6 +8,7 @@ Shapes: R rows of the table, N some of them, w row width, W processes.
 """
 
 import dataclasses
+import os
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from memoryathena.backbone.fingerprint import backbone_fingerprint
 from memoryathena.backbone.model import AthenaModel
+from memoryathena.errors import AthenaError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,15 @@ class World:
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
 
+    @classmethod
+    def join(cls) -> "World":
+        """Meet the other processes where torchrun or accelerate launched several; each is given its device."""
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            from accelerate import PartialState
+
+            PartialState()
+        return cls.current()
+
     @property
     def main(self) -> bool:
         """The one that writes files and talks."""
@@ -42,10 +53,13 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def wait(self) -> None:
-        """Until all are here."""
+    def share(self, error: AthenaError | None) -> None:
+        """Raise on all processes what the main one met: the others would wait for it for ever."""
+        message = [str(error) if error is not None else None]
         if self.size > 1:
-            dist.barrier()
+            dist.broadcast_object_list(message, src=0)
+        if message[0] is not None:
+            raise AthenaError(message[0])
 
     def gather(self, values: Tensor) -> Tensor | None:
         """Tensors that may differ in their first dimension, one behind the other, on the main process alone."""
@@ -108,13 +122,14 @@ class OwnRows:
         # A view: what the optimiser does to it happens to the table.
         self.parameter = weight if world.size == 1 else nn.Parameter(weight.data[self.start : self.stop])
 
-    def collect(self) -> None:
-        """What everyone learned about these rows becomes their gradient."""
-        if self.world.size == 1:
-            return
+    def collect(self) -> Tensor:
+        """What everyone learned about these rows becomes their gradient; returns the whole table's gradient's norm."""
         weight = self.weight
         gradient = weight.grad if weight.grad is not None else torch.zeros_like(weight, layout=torch.sparse_coo)
         gradient = (gradient if gradient.is_sparse else gradient.to_sparse(1)).coalesce()
+        if self.world.size == 1:
+            weight.grad = gradient
+            return gradient.values().norm()
         rows_N, values_Nw = gradient.indices()[0], gradient.values()
         # Coalesced rows are in order, so each owner's are side by side.
         cuts = torch.searchsorted(rows_N, torch.tensor(self.bounds, device=rows_N.device))
@@ -128,6 +143,7 @@ class OwnRows:
         dist.all_to_all_single(own_Nw, values_Nw.contiguous(), *splits)
         shape = self.parameter.shape
         self.parameter.grad = torch.sparse_coo_tensor(own_N[None] - self.start, own_Nw, shape).coalesce()
+        return self.world.sum(self.parameter.grad.values().square().sum()).sqrt()
 
     def publish(self) -> None:
         """Everyone gets the rows that were updated."""

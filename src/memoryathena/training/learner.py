@@ -55,10 +55,9 @@ class Learner:
         total = loss.finish()
         reduce_gradients(self.world, self.readers)
         norm = nn.utils.clip_grad_norm_([p for p in self.readers if p.grad is not None], self.options.max_grad_norm)
-        if self.rows is not None:
-            self.rows.collect()
-        value, length = torch.stack([total, norm.to(total)]).tolist()
-        self._check(value, length, step, folder)
+        table = self.rows.collect() if self.rows is not None else torch.zeros(())
+        value, length, table_length = torch.stack([total, norm.to(total), table.to(total)]).tolist()
+        self._check({"loss": value, "gradient's norm": length, "table's gradient's norm": table_length}, step, folder)
         factor = rate(self.options, step, steps)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
@@ -76,9 +75,9 @@ class Learner:
         if self.rows is not None:
             self.rows.parameter.grad = None
 
-    def _check(self, loss: float, norm: float, step: int, folder: Path | None) -> None:
+    def _check(self, values: dict[str, float], step: int, folder: Path | None) -> None:
         """Before anything is updated: what is not a number would spread into all parameters."""
-        for what, value in (("loss", loss), ("gradient's norm", norm)):
+        for what, value in values.items():
             if not math.isfinite(value):
                 raise AthenaError(
                     f"stage {self.stage.name}: the {what} is {value} at step {step}; lower the learning rate. "
@@ -117,9 +116,8 @@ def _optimisers(
         torch.optim.AdamW([group for group in groups if group["params"]], lr=options.learning_rate)
     ]
     if rows is not None:
-        optimisers.append(
-            RowAdam([rows.parameter], lr=options.table_learning_rate, weight_decay=options.table_weight_decay)
-        )
+        table = {"lr": options.table_learning_rate, "weight_decay": options.table_weight_decay}
+        optimisers.append(RowAdam([rows.parameter], **table, surprise=options.table_surprise))
     for optimiser in optimisers:
         for group in optimiser.param_groups:
             group["initial_lr"] = group["lr"]

@@ -1,6 +1,7 @@
 """The one training loop. Read it top to bottom: prepare, resume, then per step load, learn, validate, log, save."""
 
 import dataclasses
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,15 @@ from memoryathena.training.learner import Learner
 from memoryathena.training.passes import run
 from memoryathena.training.recompute import recomputed
 from memoryathena.training.stages import make_stage
-from memoryathena.training.state import collect, restore
+from memoryathena.training.state import collect, frozen_digest, restore
 from memoryathena.training.tracking import Tracking
-from memoryathena.training.trouble import Interrupts, Stopped, memory_explained
+from memoryathena.training.trouble import (
+    Interrupts,
+    Stopped,
+    memory_explained,
+    to_learn_in_less,
+    to_validate_in_less,
+)
 
 
 @dataclasses.dataclass
@@ -42,6 +49,10 @@ class Progress:
     best_step: int | None = None
     best_score: float | None = None
     no_better: int = 0  # validations since the best one
+
+    def finished(self, steps: int, patience: int | None) -> bool:
+        """The budget is spent, or it stopped early."""
+        return self.step >= steps or (patience is not None and self.no_better >= patience)
 
 
 def train_stage(
@@ -73,18 +84,21 @@ def train_stage(
             f"stage {name}: max_tokens {options.max_tokens} is less than one step of "
             f"{per_step} x {config.max_length} tokens"
         )
-    explained = memory_explained(name, options, folder, config.gradient_checkpointing)
+    # Which options help is another question for a validation than for a step.
+    explained = memory_explained(f"stage {name}", to_learn_in_less(name, config), folder)
     tracking = Tracking(name, config, folder if world.main else None, console if world.main else None)
     torch.manual_seed(config.seed + world.rank)
+    broadcast(world, dict(model.memory.named_parameters()))
 
     # -- resume
-    identity = {"stage": name, "options": config.learning(name, world.size), "data": rows.identity()}
-    progress, best = Progress(), dict[str, Tensor]()
-    if folder is not None and world.main:
-        clear_leftovers(folder)
+    progress, best, identity = Progress(), dict[str, Tensor](), dict[str, Any]()
+    if folder is not None:
+        identity = _identity(learner, config, rows, valid)
+        if world.main:
+            clear_leftovers(folder)
     if resume and folder is not None and (found := newest_checkpoint(folder)) is not None:
         progress, best = _resume(found, identity, learner)
-    broadcast(world, learner.parameters)
+    _together(world, progress.step, model.input_device)
     clock = time.monotonic() - progress.seconds
 
     with (
@@ -94,8 +108,8 @@ def train_stage(
         tracking,
         explained,
     ):
-        tracking.begin(progress.step, steps, positions)
-        done = progress.step >= steps
+        tracking.begin(progress.step, steps, positions, progress.history)
+        done = progress.finished(steps, config.early_stopping_patience)
         while not done:
             # -- load
             step = progress.step
@@ -106,16 +120,15 @@ def train_stage(
             progress.step, progress.seconds = step + 1, time.monotonic() - clock
             progress.pending.append(loss)
             tracking.step(progress.step, loss)
-            done = progress.step == steps
 
             # -- validate
             scores = None
-            if valid is not None and (done or _due(progress.step, config.eval_steps)):
-                size = config.per_device_eval_batch_size
-                scores = evaluate(model, stage.validated, valid, config.eval_tokens, size)
+            if valid is not None and (progress.step == steps or _due(progress.step, config.eval_steps)):
+                with memory_explained(f"stage {name}, validating", to_validate_in_less(config), folder):
+                    size = config.per_device_eval_batch_size
+                    scores = evaluate(model, stage.validated, valid, config.eval_tokens, size)
                 best = _select(progress, scores, learner, best, config)
-                patience = config.early_stopping_patience
-                done = done or (patience is not None and progress.no_better >= patience)
+            done = progress.finished(steps, config.early_stopping_patience)
 
             # -- log
             if scores is not None or done or _due(progress.step, config.logging_steps):
@@ -129,9 +142,9 @@ def train_stage(
 
             # -- save
             stop = _asked_to_stop(learner, interrupts)
-            if folder is not None and not done and (stop or _due(progress.step, config.save_steps)):
+            if folder is not None and (stop or (not done and _due(progress.step, config.save_steps))):
                 _save(folder, progress, identity, learner, best, config.save_total_limit)
-            if stop and not done:
+            if stop:
                 kept = last_complete(folder)
                 raise Stopped(f"stage {name} stopped after step {progress.step} of {steps}; {kept}", stop)
 
@@ -141,7 +154,8 @@ def train_stage(
     model.stage = name
     tokens, seconds = progress.step * positions, progress.seconds
     speed = tokens / max(seconds, 1e-9)
-    return {"history": progress.history, "seconds": seconds, "tokens": tokens, "tokens_per_s": speed}
+    out: dict[str, Any] = {"history": progress.history, "steps": progress.step, "best_step": progress.best_step}
+    return out | {"seconds": seconds, "tokens": tokens, "tokens_per_s": speed}
 
 
 def evaluate(model: AthenaModel, uses: tuple[str, ...], rows: Rows, limit: int, size: int = 4) -> dict[str, float]:
@@ -184,7 +198,8 @@ def _select(
     score = sum(scores.values()) / len(scores)
     if config.eval_steps is None:
         return best
-    if progress.best_score is not None and not score < progress.best_score:
+    # A score that is not a number is never the best, also where it is the first.
+    if not score < (math.inf if progress.best_score is None else progress.best_score):
         progress.no_better += 1
         return best
     progress.best_step, progress.best_score, progress.no_better = progress.step, score, 0
@@ -206,11 +221,31 @@ def _save(
 ) -> None:
     """A checkpoint, written by the main process."""
     tensors = collect(learner.world, learner.parameters, learner.rows, learner.optimisers)
+    error = None
     if learner.world.main:
         other = best if progress.best_step != progress.step else {}  # else the parameters themselves are the best
         facts = {**identity, **dataclasses.asdict(progress), "keeps_best": bool(best)}
-        save_checkpoint(folder, progress.step, tensors, other, facts, keep)
-    learner.world.wait()
+        try:
+            save_checkpoint(folder, progress.step, tensors, other, facts, keep)
+        except AthenaError as met:
+            error = met
+    learner.world.share(error)
+
+
+def _identity(learner: Learner, config: TrainingConfig, rows: Rows, valid: Rows | None) -> dict[str, Any]:
+    """All that a stage's result depends on; a run that is resumed must share it."""
+    name = learner.stage.name
+    data = rows.identity()
+    if valid is not None:
+        data |= {f"held-out {key}": value for key, value in valid.identity().items()}
+    options = config.learning(name, learner.world.size)
+    return {"stage": name, "options": options, "data": data, "frozen": frozen_digest(learner.model, learner.parameters)}
+
+
+def _together(world: World, step: int, device: torch.device) -> None:
+    """All processes begin at one step; where they see different folders they would not."""
+    if world.size > 1 and len(set(steps := world.gather_all(torch.tensor([step], device=device)).tolist())) > 1:
+        raise AthenaError(f"the processes find checkpoints of different steps, {steps}: all must see one folder")
 
 
 def _resume(path: Path, identity: dict[str, Any], learner: Learner) -> tuple[Progress, dict[str, Tensor]]:

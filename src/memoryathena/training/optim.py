@@ -17,6 +17,10 @@ class RowAdam(torch.optim.Optimizer):
     over steps that never see it, and the bias correction counts a row's own readings: the first step moves every row
     by `lr` in root mean square, whatever the scale of its gradient. One number per row instead of one per weight
     makes the state 1/w of the table's size.
+
+    `surprise` brings part of that scale back: the row's own root mean square is taken to the power 1 - surprise and
+    the mean one of all rows that were read to the power surprise, so that a row which the loss asks more of moves
+    further. 0 is Adam, 1 is gradient descent in units of the mean row.
     """
 
     def __init__(
@@ -26,8 +30,10 @@ class RowAdam(torch.optim.Optimizer):
         beta: float = 0.98,
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        surprise: float = 0.0,
     ):
-        super().__init__(params, {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay})
+        defaults = {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay, "surprise": surprise}
+        super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -42,12 +48,16 @@ class RowAdam(torch.optim.Optimizer):
         if not state:
             state["square"] = torch.zeros(weight.shape[0], device=weight.device)
             state["count"] = torch.zeros(weight.shape[0], device=weight.device)
+            state["mean"] = torch.zeros(2, device=weight.device)  # of all rows read so far: sum of scales, steps
         gradient = gradient.coalesce() if gradient.is_sparse else gradient.to_sparse(1)
         rows_N, values_Nw = gradient.indices()[0], gradient.values()
-        beta = group["beta"]
+        beta, surprise = group["beta"], group["surprise"]
         count_N = state["count"][rows_N] + 1
         square_N = torch.lerp(values_Nw.square().mean(1), state["square"][rows_N], beta)
         state["count"][rows_N], state["square"][rows_N] = count_N, square_N
         scale_N = (square_N / (1 - beta**count_N)).sqrt() + group["eps"]
+        if surprise:
+            state["mean"] = state["mean"] * beta + torch.stack([scale_N.mean(), scale_N.new_ones(())]) * (1 - beta)
+            scale_N = scale_N ** (1 - surprise) * (state["mean"][0] / state["mean"][1]) ** surprise
         kept_Nw = weight[rows_N] * (1 - group["lr"] * group["weight_decay"])
         weight[rows_N] = kept_Nw - group["lr"] * values_Nw / scale_N[:, None]

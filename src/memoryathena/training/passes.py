@@ -4,15 +4,14 @@ Shapes: B rows, T positions, d width.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from memoryathena.backbone.model import AthenaModel
 from memoryathena.memory.policies import Decision, Policy
-from memoryathena.training.advantage import target_log_probabilities
 from memoryathena.training.data import Batch
+from memoryathena.training.target import output_head, target_log_probabilities
 
 Decisions = dict[tuple[str, int], Decision]
 
@@ -47,15 +46,3 @@ def run(model: AthenaModel, policies: Mapping[str, Policy | None], batch: Batch)
         for name, hidden in zip(names, lanes, strict=True)
     }, decisions
 
-
-def output_head(host: Any) -> Any:
-    """Hidden states to logits as the backbone does it, with its soft cap and scale where it has them."""
-    head, config = host.get_output_embeddings(), host.config.get_text_config()
-    cap, scale = getattr(config, "final_logit_softcapping", None), getattr(config, "logit_scale", None)
-
-    def score(hidden: Tensor) -> Tensor:
-        logits = head(hidden)
-        logits = logits * scale if scale is not None else logits
-        return torch.tanh(logits / cap) * cap if cap is not None else logits
-
-    return score

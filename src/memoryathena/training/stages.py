@@ -15,6 +15,7 @@ from memoryathena.memory.router import Admission
 from memoryathena.training.advantage import distillation_loss, horizon_advantage
 from memoryathena.training.config import StageConfig
 from memoryathena.training.data import Batch
+from memoryathena.training.loss import Weighted
 from memoryathena.training.passes import run
 from memoryathena.training.policies import Probe, StraightThrough
 
@@ -30,8 +31,8 @@ class Stage(abc.ABC):
         """The parameters that learn, by name; all others stay byte for byte."""
 
     @abc.abstractmethod
-    def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor:
-        """The loss summed over valid targets, at this share of the stage."""
+    def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor | Weighted:
+        """At this share of the stage: summed over valid targets, or a mean with weights of its own."""
 
 
 def _named(model: AthenaModel, pick: tuple[str, ...]) -> dict[str, nn.Parameter]:
@@ -85,7 +86,7 @@ class RouterStage(Stage):
         """The advantage head, and the ordinary one where there is one (it learns the soft mixture beside it)."""
         return _named(model, ("advantage", "ordinary"))
 
-    def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor:
+    def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor | Weighted:
         """By the phase that this share of the stage lies in."""
         if progress < self.config.distillation:
             return self._distil(model, batch)
@@ -95,7 +96,7 @@ class RouterStage(Stage):
         found = run(model, policies, batch)[0]
         return sum((_summed(log_p, batch) for log_p in found.values()), torch.zeros(()))
 
-    def _distil(self, model: AthenaModel, batch: Batch) -> Tensor:
+    def _distil(self, model: AthenaModel, batch: Batch) -> Weighted:
         """Three endpoints and the head's predictions on E's trajectory, in one pass."""
         found, decisions = run(model, {"E": Probe(), "GE": Fixed("GE"), "GH": Fixed("GH")}, batch)
         device = found["E"].device
@@ -111,8 +112,8 @@ class RouterStage(Stage):
             predicted = decision.advantages_3[:, :-1, 1:].movedim(-1, 0).to(device)
             confidence = decision.confidences_3[:, :-1, 1:].movedim(-1, 0).to(device)
             losses.append(distillation_loss(predicted, confidence, advantage_SBT, some_BT))
-        # A mean over positions; in the loop's terms a sum over targets.
-        return torch.stack(losses).mean() * batch.valid_BT.sum().to(device)
+        totals, weights = zip(*losses, strict=True)
+        return Weighted(torch.cat(totals), torch.cat(weights))
 
 
 def make_stage(name: str, config: StageConfig) -> Stage:

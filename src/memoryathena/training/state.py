@@ -7,13 +7,32 @@ values/table.weight/KEY         and theirs
 random/cpu, random/cuda         [processes, bytes]
 """
 
+import hashlib
+
 import torch
 from torch import Tensor, nn
 
+from memoryathena.backbone.fingerprint import backbone_fingerprint, digest_json, tokenizer_fingerprint
+from memoryathena.backbone.model import AthenaModel
 from memoryathena.errors import AthenaError
 from memoryathena.training.distributed import OwnRows, World
 
 TABLE = "table.weight"
+
+
+def frozen_digest(model: AthenaModel, parameters: dict[str, nn.Parameter]) -> str:
+    """What a stage builds on and leaves as it is: config, addressing, backbone, and the memory's other parameters."""
+    facts = {
+        "config": model.config_athena.model_dump(mode="json"),
+        "hash": model.constants.to_json(),
+        "backbone": backbone_fingerprint(model.host, model._injection.blocks),
+        "tokenizer": tokenizer_fingerprint(model.tokenizer)["sha256"],
+    }
+    digest = hashlib.sha256(digest_json(facts).encode())
+    for name, value in model.memory.named_parameters():
+        if name not in parameters:
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
 
 
 def collect(

@@ -1,7 +1,6 @@
 """Where a run tells how it goes: a progress bar, events.jsonl always, trackers when asked."""
 
 import json
-import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -30,11 +29,13 @@ class Tracking:
         extra = (TextColumn("{task.fields[speed]}"), TextColumn("{task.fields[loss]}"))
         self.bar = Progress(*columns, *extra, console=console or Console(stderr=True), disable=console is None)
 
-    def begin(self, step: int, steps: int, tokens_per_step: int) -> None:
-        """Go on at `step`: events beyond it belong to work that was lost and is done again."""
+    def begin(self, step: int, steps: int, tokens_per_step: int, history: list[dict[str, Any]]) -> None:
+        """Go on at `step` after these events: others that the file has belong to work that is done again."""
         if self.folder is not None:
-            _keep_events(self.folder / EVENTS, step)
-            self.trackers = [_tracker(name, self.stage, self.config, self.folder) for name in self.config.report_to]
+            lines = "".join(json.dumps(event) + "\n" for event in history)
+            write_atomically(self.folder / EVENTS, lambda temporary: temporary.write_text(lines))
+            for name in self.config.report_to:
+                self.trackers.append(_tracker(name, self.stage, self.config, self.folder, step))
         self.task = self.bar.add_task(f"stage {self.stage}", total=steps, completed=step, speed="", loss="")
         self.start, self.begun, self.tokens_per_step = step, time.monotonic(), tokens_per_step
 
@@ -80,11 +81,6 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def _keep_events(path: Path, step: int) -> None:
-    lines = [json.dumps(event) + "\n" for event in read_events(path) if event["step"] <= step]
-    write_atomically(path, lambda temporary: temporary.write_text("".join(lines)))
-
-
 def _flat(event: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in event.items():
@@ -92,15 +88,17 @@ def _flat(event: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _tracker(name: str, stage: str, config: TrainingConfig, folder: Path) -> Any:
+def _tracker(name: str, stage: str, config: TrainingConfig, folder: Path, step: int) -> Any:
     """accelerate knows how to speak to them all; it wants its state to exist."""
     from accelerate import PartialState
 
-    PartialState(cpu="LOCAL_RANK" not in os.environ)
+    PartialState()
     kind = LOGGER_TYPE_TO_CLASS[name]
     try:
         if name == "tensorboard":
-            tracker = kind(f"{config.run_name}-{stage}", logging_dir=str(folder))
+            # What was logged beyond the checkpoint that the run goes on from is hidden: it is logged again.
+            purge = {"purge_step": step + 1} if step else {}
+            tracker = kind(f"{config.run_name}-{stage}", logging_dir=str(folder), **purge)
         else:
             tracker = kind(config.run_name)
         if hasattr(tracker, "start"):  # newer versions of accelerate begin in a second step

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -12,7 +13,10 @@ import torch
 
 from memoryathena.errors import AthenaError
 from memoryathena.training.checkpoint import last_complete
-from memoryathena.training.config import StageConfig
+from memoryathena.training.config import TrainingConfig
+
+# Under torchrun a process gets one Ctrl-C twice: from the terminal and from torchrun.
+ONE_PRESS_S = 1.0
 
 # How torch's CPU allocator and the system say it, in a plain RuntimeError.
 NO_MEMORY = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
@@ -25,6 +29,11 @@ class Stopped(AthenaError):  # noqa: N818 - it is not an error that it stopped
         super().__init__(message)
         self.signal_number = signal_number
 
+    @property
+    def exit_code(self) -> int:
+        """As a shell has it of a process that the signal ended."""
+        return 128 + self.signal_number
+
 
 class Interrupts:
     """Ctrl-C and SIGTERM wait for the end of the step, where a checkpoint can be saved. A second Ctrl-C does not wait.
@@ -35,6 +44,7 @@ class Interrupts:
     def __init__(self, enabled: bool):
         self.enabled = enabled and threading.current_thread() is threading.main_thread()
         self.caught = 0
+        self.when = 0.0
 
     def __enter__(self) -> Self:
         signals = (signal.SIGINT, signal.SIGTERM) if self.enabled else ()
@@ -45,15 +55,19 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self.before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)
+        if self.caught and kind is None:  # after the last step, when nobody asked any more: it still holds
+            signal.raise_signal(self.caught)
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
-        self.caught = number
-        signal.signal(number, self.before[number])
+        if self.caught and time.monotonic() - self.when > ONE_PRESS_S:
+            signal.signal(number, self.before[number] or signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.caught, self.when = number, time.monotonic()
 
 
 @contextlib.contextmanager
-def memory_explained(stage: str, options: StageConfig, folder: Path | None, recomputes: bool) -> Iterator[None]:
+def memory_explained(during: str, advice: list[str], folder: Path | None) -> Iterator[None]:
     """Out of memory is one line that says which option to lower."""
     try:
         yield
@@ -61,17 +75,25 @@ def memory_explained(stage: str, options: StageConfig, folder: Path | None, reco
         told = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if not told and not any(words in str(error).lower() for words in NO_MEMORY):
             raise
-        size, parts = options.per_device_train_batch_size, options.gradient_accumulation_steps
-        advice = []
-        if size > 1:
-            smaller = max(part for part in range(1, size) if size % part == 0)
-            advice.append(
-                f"lower {stage}.per_device_train_batch_size from {size} to {smaller} and raise "
-                f"{stage}.gradient_accumulation_steps from {parts} to {parts * size // smaller} (the result is "
-                "the same)"
-            )
-        if not recomputes:
-            advice.append("set gradient_checkpointing=true")
-        if size == 1:
-            advice.append("lower max_length")
-        raise AthenaError(f"stage {stage}: out of memory: {', or '.join(advice)}; {last_complete(folder)}") from None
+        raise AthenaError(f"{during}: out of memory: {', or '.join(advice)}; {last_complete(folder)}") from None
+
+
+def to_learn_in_less(stage: str, config: TrainingConfig) -> list[str]:
+    """What to change when a step does not fit; smaller parts first, as they change nothing else."""
+    options, advice = config.stage(stage), []
+    size, parts = options.per_device_train_batch_size, options.gradient_accumulation_steps
+    if size > 1:
+        smaller = max(part for part in range(1, size) if size % part == 0)
+        advice.append(
+            f"lower {stage}.per_device_train_batch_size from {size} to {smaller} and raise "
+            f"{stage}.gradient_accumulation_steps from {parts} to {parts * size // smaller} (the result is the same)"
+        )
+    if not config.gradient_checkpointing:
+        advice.append("set gradient_checkpointing=true")
+    return advice + (["lower max_length"] if size == 1 else [])
+
+
+def to_validate_in_less(config: TrainingConfig) -> list[str]:
+    """What to change when a validation does not fit."""
+    size = config.per_device_eval_batch_size
+    return [f"lower per_device_eval_batch_size from {size} to {size // 2}" if size > 1 else "lower max_length"]
