@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from memoryathena import AthenaError
+from memoryathena.backbone.scoring import LinearHead
 from memoryathena.memory.policies import Anchored, Candidates
 from memoryathena.memory.router import Admission
 from memoryathena.training.advantage import distillation_loss, horizon_advantage
@@ -15,21 +16,27 @@ from memoryathena.training.config import StageConfig, TrainingConfig, rate
 from memoryathena.training.data import Rows, TokenArray
 from memoryathena.training.optim import RowAdam
 from memoryathena.training.policies import StraightThrough
-from memoryathena.training.target import LinearHead, target_log_probabilities
+from memoryathena.training.target import target_log_probabilities
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_chunked_log_probabilities_are_plain_cross_entropy(chunk: int) -> None:
+    """Through the one frozen matrix (with scale and soft cap) and through any other function."""
     hidden = torch.randn(3, 11, 8, dtype=torch.float64, requires_grad=True)
-    head = torch.nn.Linear(8, 50).double()
+    linear = torch.nn.Linear(8, 50).double().requires_grad_(False)
     targets = torch.randint(50, (3, 11))
-    weight = torch.randn(3, 11)
-    found = target_log_probabilities(hidden, targets, lambda x: head(x.double()), chunk)
-    plain = -F.cross_entropy(head(hidden).flatten(0, 1), targets.flatten(), reduction="none").view(3, 11)
-    torch.testing.assert_close(found, plain.float(), rtol=1e-6, atol=1e-6)
-    ours = torch.autograd.grad((found * weight).sum(), [hidden, head.weight])
-    theirs = torch.autograd.grad((plain * weight).sum(), [hidden, head.weight])
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    weight = torch.randn(3, 11, dtype=torch.float64)
+    for scale, cap in ((1.0, None), (0.7, 3.0)):
+        head = LinearHead(linear.weight, linear.bias, scale, cap)
+        logits = linear(hidden) * scale
+        logits = torch.tanh(logits / cap) * cap if cap is not None else logits
+        plain = -F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(3, 11)
+        (expected,) = torch.autograd.grad((plain * weight).sum(), hidden)
+        for way in (head, lambda x, head=head: head(x)):
+            found = target_log_probabilities(hidden, targets, way, chunk)
+            torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
+            (ours,) = torch.autograd.grad((found * weight).sum(), hidden)
+            torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_horizon_advantage_equals_its_definition() -> None:
@@ -66,8 +73,8 @@ def test_distillation_loss_by_hand() -> None:
     sign = torch.full((2,), math.log(2))
     first = ((regression + 0.25 * sign) * weights).sum() / weights.sum()
     second = 0.25 * math.log(2)
-    found = distillation_loss(predicted, confidence, advantage, valid)
-    torch.testing.assert_close(found, (first + second) / 2)
+    totals, sums = distillation_loss(predicted, confidence, advantage, valid)
+    torch.testing.assert_close((totals / sums).mean(), (first + second) / 2)
 
 
 def test_row_adam_touches_only_the_rows_that_were_read() -> None:
@@ -92,6 +99,19 @@ def test_row_adam_touches_only_the_rows_that_were_read() -> None:
     expected = table[2] - 0.1 * 2 / (second / (1 - 0.9**2)).sqrt()
     optimiser.step()
     torch.testing.assert_close(table[2], expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_settles_by_its_own_readings() -> None:
+    table = torch.nn.Parameter(torch.zeros(4, 2))
+    optimiser = RowAdam([table], lr=0.1, beta=0.9, settling=0.5)
+    lengths = []
+    for _ in range(4):  # the same gradient each time: only the count changes the step
+        before = table.detach().clone()
+        table.grad = None
+        F.embedding(torch.tensor([1]), table, sparse=True).sum().backward()
+        optimiser.step()
+        lengths.append((before - table)[1, 0].item())
+    assert lengths == pytest.approx([0.1 / n**0.5 for n in (1, 2, 3, 4)], rel=1e-5)
 
 
 def test_rows_are_a_function_of_seed_and_number() -> None:

@@ -9,6 +9,7 @@ Shapes: B prompts, L pathways, N = L * B rows that are still being written, T po
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,7 +125,7 @@ def decode_greedily(
     return {name: [written[name, prompt] for prompt in range(B)] for name in names}
 
 
-def _forward(model: AthenaModel, ids: Tensor, mask: Tensor, position: Tensor, cache: object) -> object:
+def _forward(model: AthenaModel, ids: Tensor, mask: Tensor, position: Tensor, cache: Any) -> Any:
     given = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
     if "position_ids" in model._injection.signature.parameters:
         given["position_ids"] = position
@@ -136,15 +137,16 @@ def _plan(model: AthenaModel, rules: tuple[Policy | None, ...], rows: int) -> Pl
     return Plan.make(("side by side",), (policy,), model._injection.sites)
 
 
-def _lay_out(cache: object, old: Plan, new: Plan, batch: int) -> None:
+def _lay_out(cache: Any, old: Plan, new: Plan, batch: int) -> None:
     """From lanes that share the first blocks to one row per prompt and pathway, with its own clean row where needed."""
     lanes, device = len(old.policies), cache.layers[0].keys.device
     once = torch.arange(batch, device=device).repeat(lanes)
     for block, layer in enumerate(cache.layers):
         index = once if old.layout.groups(block) == 1 else torch.arange(lanes * batch, device=device)
-        if new.layout.groups(block) == 2:
+        if new.layout.groups(block) == 2 and old.clean_copy is not None:
             index = torch.cat([index, once + old.clean_copy * batch])
         layer.batch_select_indices(index.to(layer.keys.device))
     state = state_of(cache)
+    assert state is not None  # the pass before left it there
     state.map(lambda x: x.repeat(lanes, *[1] * (x.ndim - 1)))
     state.uses, state.layout = new.uses, new.layout

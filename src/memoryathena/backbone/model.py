@@ -327,10 +327,17 @@ class AthenaModel(nn.Module):
         self.addressing.to(self.input_device)
 
 
-def get_athena_model(backbone: Any, config: AthenaConfig | Mapping[str, Any] | str, tokenizer: Any) -> AthenaModel:
+def get_athena_model(
+    backbone: Any,
+    config: AthenaConfig | Mapping[str, Any] | str,
+    tokenizer: Any,
+    *,
+    memory: str | Path | None = None,
+) -> AthenaModel:
     """Attach a fresh memory to a loaded causal language model, which is frozen here.
 
-    config: an `AthenaConfig`, a mapping of its fields, or a preset's name.
+    config: an `AthenaConfig`, a mapping of its fields, or a preset's name. memory: a saved table to read, also one
+    that another backbone learned; it takes the place of `config.memory`.
 
     >>> model = get_athena_model(backbone, "small", tokenizer)          # doctest: +SKIP
     """
@@ -338,8 +345,18 @@ def get_athena_model(backbone: Any, config: AthenaConfig | Mapping[str, Any] | s
         config = AthenaConfig.preset(config)
     elif not isinstance(config, AthenaConfig):
         config = AthenaConfig.build(config)
-    model = AthenaModel(backbone, config, tokenizer)
+    if memory is None:
+        model = AthenaModel(backbone, config, tokenizer)
+        model.memory.reset()
+        return model
+    table, constants, digest, _ = artifacts.load_memory_config(Path(memory))
+    model = AthenaModel(backbone, config.override(memory=table.model_dump()), tokenizer, constants)
     model.memory.reset()
+    try:
+        artifacts.load_table(Path(memory), digest, model.memory.table)
+    except Exception:
+        model.detach()
+        raise
     return model
 
 

@@ -13,9 +13,11 @@ from pydantic import (
     model_validator,
 )
 
-from memoryathena.config import Config
+from memoryathena.config import SOURCES, Config
+from memoryathena.memory.policies import AUXILIARY_USES
 
 STAGES = ("memory", "pathways", "router")
+LEARNING_USES = (*SOURCES, *AUXILIARY_USES)
 
 
 class StageConfig(Config):
@@ -34,11 +36,17 @@ class StageConfig(Config):
     table_weight_decay: NonNegativeFloat = 0.0
     table_surprise: float = Field(default=0.0, ge=0, le=1)
     """How far a row moves by the size of its gradient: 0 is Adam, 1 plain descent (`training/optim.py`)."""
+    table_settling: float = Field(default=0.0, ge=0, le=1)
+    """How fast a row's steps shrink with its own readings: 0 never, 0.5 as Adagrad's."""
     max_grad_norm: PositiveFloat = 1.0
     """Of the readers' gradient; the row-wise optimiser sets its own scale."""
     warmup_steps: NonNegativeInt = 0
     lr_scheduler_type: Literal["constant_with_drop", "cosine", "linear", "constant"] = "constant_with_drop"
     """constant_with_drop: full rate, then 0.3 of it for the last fifth."""
+    paths: tuple[str, ...] | None = None
+    """Stage pathways: the rules whose mean loss it follows; none means the endpoints E, GE, GH. Rules of the auxiliary
+    heads (soft, hard, subset-soft, …, E+GH) train those heads too, and readers that are good in a mixture.
+    Stage router: rules of the auxiliary heads that go on learning beside it; none means soft, where there is one."""
     distillation: float = Field(default=0.3, ge=0, le=1)
     """Stage router: the share of its steps that distil advantages before the realised loss takes over; 1 is the
     published recipe."""
@@ -70,6 +78,8 @@ class TrainingConfig(Config):
     save_total_limit: PositiveInt = 2
     bf16: bool | None = None
     """Backbone in bfloat16 (true), float32 (false), or as it was saved; the memory is always float32."""
+    tf32: bool = True
+    """On a GPU, the memory's float32 products in TensorFloat-32."""
     gradient_checkpointing: bool = False
     """Compute the backbone's blocks again going backward: less memory, a third more time."""
     fsdp: bool = False
@@ -86,6 +96,10 @@ class TrainingConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if unknown := [name for name in self.pathways.paths or () if name not in LEARNING_USES]:
+            raise ValueError(f"pathways.paths: {unknown[0]!r} cannot be learned; known: {', '.join(LEARNING_USES)}")
+        if unknown := [name for name in self.router.paths or () if name not in AUXILIARY_USES]:
+            raise ValueError(f"router.paths: {unknown[0]!r} has no head of its own; known: {', '.join(AUXILIARY_USES)}")
         if self.early_stopping_patience is not None and self.eval_steps is None:
             raise ValueError("early_stopping_patience needs validations to count: set eval_steps too")
         return self

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from memoryathena.errors import AthenaError
 
-
 SAMPLED_ROWS = 256
 
 

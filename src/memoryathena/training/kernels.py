@@ -39,8 +39,10 @@ def target_and_slope(
 
 @functools.cache
 def _kernel() -> Any:
-    @triton.jit
-    def kernel(logits, targets, out, V, scale, cap, CAPPED: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr):
+    @triton.jit  # type: ignore[untyped-decorator]
+    def kernel(  # type: ignore[no-untyped-def]
+        logits, targets, out, V, scale, cap, CAPPED: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr
+    ):
         row = tl.program_id(0).to(tl.int64)
         base = logits + row * V
         target = tl.load(targets + row)

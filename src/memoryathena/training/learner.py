@@ -116,8 +116,9 @@ def _optimisers(
         torch.optim.AdamW([group for group in groups if group["params"]], lr=options.learning_rate)
     ]
     if rows is not None:
-        table = {"lr": options.table_learning_rate, "weight_decay": options.table_weight_decay}
-        optimisers.append(RowAdam([rows.parameter], **table, surprise=options.table_surprise))
+        shape = {"surprise": options.table_surprise, "settling": options.table_settling}
+        decay = options.table_weight_decay
+        optimisers.append(RowAdam([rows.parameter], options.table_learning_rate, weight_decay=decay, **shape))
     for optimiser in optimisers:
         for group in optimiser.param_groups:
             group["initial_lr"] = group["lr"]

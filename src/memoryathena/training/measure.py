@@ -66,9 +66,7 @@ def measure(
     return perplexities, _routing(sites, world.sum(counts_S7)) if "router" in uses else None
 
 
-def perplexities(
-    model: AthenaModel, rows: Rows, uses: tuple[str, ...], limit: int, size: int = 4
-) -> dict[str, float]:
+def perplexities(model: AthenaModel, rows: Rows, uses: tuple[str, ...], limit: int, size: int = 4) -> dict[str, float]:
     """Perplexity per use and, where all three endpoints are among them, of the mean of their probabilities."""
     return measure(model, rows, uses, limit, size)[0]
 

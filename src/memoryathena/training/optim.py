@@ -21,6 +21,9 @@ class RowAdam(torch.optim.Optimizer):
     `surprise` brings part of that scale back: the row's own root mean square is taken to the power 1 - surprise and
     the mean one of all rows that were read to the power surprise, so that a row which the loss asks more of moves
     further. 0 is Adam, 1 is gradient descent in units of the mean row.
+
+    `settling` makes a row's steps smaller with its own readings n, as n to the power of -settling: 0 is a constant
+    step, 0.5 is Adagrad's pace. A row that is read in every batch comes to rest, one that is new moves at full rate.
     """
 
     def __init__(
@@ -31,8 +34,10 @@ class RowAdam(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         surprise: float = 0.0,
+        settling: float = 0.0,
     ):
-        defaults = {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay, "surprise": surprise}
+        defaults = {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay}
+        defaults |= {"surprise": surprise, "settling": settling}
         super().__init__(params, defaults)
 
     @torch.no_grad()
@@ -59,5 +64,6 @@ class RowAdam(torch.optim.Optimizer):
         if surprise:
             state["mean"] = state["mean"] * beta + torch.stack([scale_N.mean(), scale_N.new_ones(())]) * (1 - beta)
             scale_N = scale_N ** (1 - surprise) * (state["mean"][0] / state["mean"][1]) ** surprise
+        pace_N = group["lr"] * count_N ** -group["settling"]
         kept_Nw = weight[rows_N] * (1 - group["lr"] * group["weight_decay"])
-        weight[rows_N] = kept_Nw - group["lr"] * values_Nw / scale_N[:, None]
+        weight[rows_N] = kept_Nw - (pace_N / scale_N)[:, None] * values_Nw

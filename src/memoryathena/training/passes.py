@@ -5,13 +5,13 @@ Shapes: B rows, T positions, d width.
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from memoryathena.backbone.model import AthenaModel
+from memoryathena.backbone.scoring import final_hidden, observed, output_head
 from memoryathena.memory.policies import Decision, Policy
 from memoryathena.training.data import Batch
-from memoryathena.training.target import output_head, target_log_probabilities
+from memoryathena.training.target import target_log_probabilities
 
 Decisions = dict[tuple[str, int], Decision]
 
@@ -21,28 +21,15 @@ def run(model: AthenaModel, policies: Mapping[str, Policy | None], batch: Batch)
 
     The policies share all blocks up to the first site; the logits of a whole row never exist.
     """
-    names, decisions = tuple(policies), {}
-    final: list[Tensor] = []
+    names, decisions = tuple(policies), Decisions()
 
     def observe(site: int, lane: int, decision: Decision, gates: dict[str, Tensor]) -> None:
         decisions[names[lane], site] = decision
 
-    host = model.host
-    before, model._injection.observer = model._injection.observer, observe
-    handle = host.get_decoder().register_forward_hook(lambda module, args, out: final.append(out.last_hidden_state))
-    try:
-        with model.lanes(policies):
-            ids = batch.ids_BT.to(model.input_device)
-            # One position's logits are made and thrown away; the others are made chunk by chunk below.
-            model(input_ids=ids, document_ids=batch.document_BT.to(ids.device), use_cache=False, logits_to_keep=1)
-    finally:
-        handle.remove()
-        model._injection.observer = before
-    targets_BT = batch.targets_BT.to(final[0].device)
-    lanes = final[0].chunk(len(names))
-    score = output_head(host)
-    return {
-        name: target_log_probabilities(hidden[:, :-1], targets_BT, score)
-        for name, hidden in zip(names, lanes, strict=True)
-    }, decisions
-
+    ids_BT = batch.ids_BT.to(model.input_device, non_blocking=True)
+    with observed(model, observe):
+        hidden = final_hidden(model, policies, input_ids=ids_BT, document_ids=batch.document_BT.to(ids_BT.device))
+    head = output_head(model.host)
+    targets_BT = batch.targets_BT.to(next(iter(hidden.values())).device)
+    found = {name: target_log_probabilities(h_BTd[:, :-1], targets_BT, head) for name, h_BTd in hidden.items()}
+    return found, decisions

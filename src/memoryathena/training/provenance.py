@@ -60,7 +60,9 @@ def commit() -> dict[str, Any]:
 def _git(*words: str) -> str | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         folder = Path(memoryathena.__file__).parent
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
+        )
         return done.stdout.strip()
     return None
 

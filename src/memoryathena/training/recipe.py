@@ -1,5 +1,6 @@
 """A recipe: one YAML file that says a whole run, from backbone and text to rates. Paths are from where one stands."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -36,6 +37,10 @@ class Recipe(Config):
     """Names the record; the file's own name by default."""
     backbone: str
     """A fetched model's name, a model directory, or a hub id."""
+    adapter: Path | None = None
+    """A saved memory of this backbone to start from; none starts with a fresh one."""
+    memory: Path | None = None
+    """A saved table to start from, which may be another backbone's; none starts with a fresh one."""
     corpus: Path | None = None
     """A folder made by `athena prepare`, with parts memory, pathways, router, valid and, where wanted, test."""
     tokens: TokenFiles = TokenFiles()
@@ -45,7 +50,7 @@ class Recipe(Config):
     seed: NonNegativeInt = 0
     """Draws everything that is drawn: table, hash constants, readers, the order of the rows. A seed given further
     inside (training.seed, model.seed, model.memory.seed) stands."""
-    stages: tuple[StageName, ...] = Field(default=STAGES, min_length=1)
+    stages: tuple[StageName, ...] = Field(default=("memory", "pathways", "router"), min_length=1)
     measure_tokens: PositiveInt = 2_000_000
     """Tokens of valid, test and the other domain that the final figures are measured on, at most."""
     model: AthenaConfig = AthenaConfig.preset(PRESET)
@@ -78,12 +83,32 @@ class Recipe(Config):
             raise ValueError("give corpus (a folder made by athena prepare) or tokens (a .bin file per part)")
         return self
 
+    @model_validator(mode="after")
+    def _starts(self) -> Self:
+        if self.adapter is not None and self.memory is not None:
+            raise ValueError("give adapter or memory, not both: an adapter brings its own table")
+        if self.adapter is None and "memory" not in self.stages and self.memory is None:
+            raise ValueError(f"stage {self.stages[0]} needs something learned: give adapter, memory, or stage memory")
+        return self
+
+    def has(self, part: str) -> bool:
+        """Whether there is text for a part."""
+        manifest = self.corpus.expanduser() / "manifest.json" if self.corpus is not None else None
+        named = manifest is not None and manifest.is_file() and part in json.loads(manifest.read_text())["parts"]
+        return self.tokens.of(part) is not None or named
+
     @property
     def corpus_name(self) -> str:
         """What the text is called in the record: its folder's name."""
         files = [path for path in dict(self.tokens).values() if path is not None]
         folder = self.corpus if self.corpus is not None else files[0].parent
         return folder.expanduser().absolute().name
+
+    @property
+    def record_name(self) -> str:
+        """What the record of this run is called."""
+        backbone = Path(self.backbone).name
+        return f"{backbone}--{self.corpus_name}--{self.name}--seed{self.seed}"
 
 
 def in_order(stages: Sequence[str]) -> tuple[str, ...]:

@@ -5,12 +5,14 @@ Shapes: B rows, T positions.
 
 import abc
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from memoryathena.backbone.model import AthenaModel
-from memoryathena.memory.policies import Fixed, Ordinary, Policy
+from memoryathena.config import SOURCES
+from memoryathena.memory.policies import AUXILIARY_USES, Fixed, Policy
 from memoryathena.memory.router import Admission
 from memoryathena.training.advantage import distillation_loss, horizon_advantage
 from memoryathena.training.config import StageConfig
@@ -58,21 +60,27 @@ class MemoryStage(Stage):
         return _summed(run(model, {"E": Fixed("E")}, batch)[0]["E"], batch)
 
 
+@dataclasses.dataclass
 class PathwaysStage(Stage):
-    """All readers and the generator beside a frozen table, on the mean loss of the three endpoints."""
+    """All readers and the generator beside a frozen table, on the mean loss of the three endpoints or more rules."""
 
-    name, validated = "pathways", ("E", "GE", "GH")
+    config: StageConfig
+    name, validated = "pathways", SOURCES
 
     def trained(self, model: AthenaModel) -> dict[str, nn.Parameter]:
-        """Everything of a site but the heads. (The semantic projection belongs here, but no forced endpoint gives it
-        a gradient: it stays the random projection it began as.)"""
-        return _named(model, ("norm", "direct", "generator", "generated", "semantic"))
+        """Everything of a site but the advantage head; the auxiliary heads where a rule of theirs is followed.
+
+        Forced endpoints give the semantic projection no gradient: alone, they leave it as it was drawn.
+        """
+        return _named(model, ("norm", "direct", "generator", "generated", "semantic", *_heads(self._paths)))
 
     def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor:
-        """The three endpoints in one pass."""
-        policies = {name: Fixed(name) for name in self.validated}
-        found = run(model, policies, batch)[0]
-        return sum((_summed(log_p, batch) for log_p in found.values()), torch.zeros(())) / len(found)
+        """All rules in one pass."""
+        return _summed_over({name: model.policy(name) for name in self._paths}, model, batch) / len(self._paths)
+
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        return self.config.paths or SOURCES
 
 
 @dataclasses.dataclass
@@ -83,18 +91,20 @@ class RouterStage(Stage):
     name, validated = "router", ("router",)
 
     def trained(self, model: AthenaModel) -> dict[str, nn.Parameter]:
-        """The advantage head, and the ordinary one where there is one (it learns the soft mixture beside it)."""
-        return _named(model, ("advantage", "ordinary"))
+        """The advantage head, and the auxiliary heads of the rules that learn beside it."""
+        return _named(model, ("advantage", *_heads(self._beside(model))))
 
     def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor | Weighted:
         """By the phase that this share of the stage lies in."""
         if progress < self.config.distillation:
             return self._distil(model, batch)
-        policies: dict[str, Policy] = {"router": StraightThrough(Admission.of(model.config_athena.router))}
-        if model.config_athena.auxiliary:
-            policies["soft"] = Ordinary((0, 1, 2), hard=False)
-        found = run(model, policies, batch)[0]
-        return sum((_summed(log_p, batch) for log_p in found.values()), torch.zeros(()))
+        policies: dict[str, Policy | None] = {"router": StraightThrough(Admission.of(model.config_athena.router))}
+        policies |= {name: model.policy(name) for name in self._beside(model)}
+        return _summed_over(policies, model, batch)
+
+    def _beside(self, model: AthenaModel) -> tuple[str, ...]:
+        default = ("soft",) if model.config_athena.auxiliary else ()
+        return default if self.config.paths is None else self.config.paths
 
     def _distil(self, model: AthenaModel, batch: Batch) -> Weighted:
         """Three endpoints and the head's predictions on E's trajectory, in one pass."""
@@ -118,7 +128,19 @@ class RouterStage(Stage):
 
 def make_stage(name: str, config: StageConfig) -> Stage:
     """The stage called `name`."""
-    return {"memory": MemoryStage, "pathways": PathwaysStage}[name]() if name != "router" else RouterStage(config)
+    return MemoryStage() if name == "memory" else {"pathways": PathwaysStage, "router": RouterStage}[name](config)
+
+
+def _heads(paths: Sequence[str]) -> tuple[str, ...]:
+    """The auxiliary heads that these rules read."""
+    ordinary, subset = any(path in AUXILIARY_USES for path in paths), any("subset" in path for path in paths)
+    return ("ordinary",) * ordinary + ("subset",) * subset
+
+
+def _summed_over(policies: Mapping[str, Policy | None], model: AthenaModel, batch: Batch) -> Tensor:
+    """The losses of several rules from one pass, added."""
+    found = run(model, policies, batch)[0]
+    return torch.stack([_summed(log_p, batch) for log_p in found.values()]).sum()
 
 
 def _summed(log_p_BT: Tensor, batch: Batch) -> Tensor:

@@ -128,7 +128,8 @@ def _set_random(tensors: dict[str, Tensor], world: World) -> None:
     for device, states in _under(tensors, "random/").items():
         if len(states) != world.size:
             continue
+        own = states[world.rank].cpu().clone()  # torch reads it as a struct: a view may lie where that crashes
         if device == "cpu":
-            torch.set_rng_state(states[world.rank].cpu())
+            torch.set_rng_state(own)
         elif torch.cuda.is_available():
-            torch.cuda.set_rng_state(states[world.rank].cpu())
+            torch.cuda.set_rng_state(own)

@@ -6,57 +6,21 @@ are at hand, one vector per position; going backward only scales it. No logits a
 Shapes: N positions, V vocabulary, d width.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from memoryathena.backbone.scoring import Head, LinearHead
 
 CHUNK = 1024  # positions: 200 MB of float32 logits at a vocabulary of 49,152; more brings no speed on two cores
 CHUNK_CUDA = 8192
 
 
-@dataclasses.dataclass(frozen=True)
-class LinearHead:
-    """Hidden states to logits by one frozen matrix, with a scale and a soft cap where the backbone has them."""
-
-    weight_Vd: Tensor
-    bias_V: Tensor | None = None
-    scale: float = 1.0
-    cap: float | None = None
-
-    def __call__(self, hidden_Nd: Tensor) -> Tensor:
-        """The logits."""
-        logits_NV = F.linear(hidden_Nd, self.weight_Vd, self.bias_V)
-        logits_NV = logits_NV * self.scale if self.scale != 1 else logits_NV
-        return torch.tanh(logits_NV / self.cap) * self.cap if self.cap is not None else logits_NV
-
-
-Head = LinearHead | Callable[[Tensor], Tensor]
-
-
-def output_head(host: Any) -> Head:
-    """A backbone's head: the frozen matrix where it is one, else whatever it is, as a function."""
-    head, config = host.get_output_embeddings(), host.config.get_text_config()
-    cap = getattr(config, "final_logit_softcapping", None)
-    scale = getattr(config, "logit_scale", None)
-    scale = 1.0 if scale is None else float(scale)
-    if type(head) is nn.Linear and head.weight.is_floating_point() and not head.weight.requires_grad:
-        return LinearHead(head.weight, head.bias, scale, cap)
-
-    def score(hidden_Nd: Tensor) -> Tensor:
-        logits_NV = head(hidden_Nd) * scale
-        return torch.tanh(logits_NV / cap) * cap if cap is not None else logits_NV
-
-    return score
-
-
-def target_log_probabilities(
-    hidden_BTd: Tensor, targets_BT: Tensor, head: Head, chunk: int | None = None
-) -> Tensor:
+def target_log_probabilities(hidden_BTd: Tensor, targets_BT: Tensor, head: Head, chunk: int | None = None) -> Tensor:
     """log p of each target [B, T], in float32 or better; gradients go to the hidden states."""
     flat_Nd, targets_N = hidden_BTd.flatten(0, -2), targets_BT.flatten()
     size = chunk or (CHUNK_CUDA if flat_Nd.is_cuda else CHUNK)
@@ -97,7 +61,7 @@ class _Fused(torch.autograd.Function):
         return out_N
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None, None, None]:
         (direction_Nd,) = ctx.saved_tensors
         return grad_N[:, None].to(direction_Nd.dtype) * direction_Nd, None, None, None
 
