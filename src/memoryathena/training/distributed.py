@@ -65,29 +65,30 @@ class World:
         """Tensors that may differ in their first dimension, one behind the other, on the main process alone."""
         if self.size == 1:
             return values
-        counts = self._counts(values)
-        padded = values.new_zeros(int(counts.max()), *values.shape[1:])
-        padded[: len(values)] = values
+        counts, padded = self._padded(values)
         parts = [torch.empty_like(padded) for _ in range(self.size)] if self.main else None
         dist.gather(padded, parts, dst=0)
-        if parts is None:
-            return None
-        return torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)])
+        return _joined(parts, counts) if parts is not None else None
 
     def gather_all(self, values: Tensor) -> Tensor:
         """The same, on every process."""
-        counts = self._counts(values)
-        longest = int(counts.max())
-        padded = values.new_zeros(longest, *values.shape[1:])
-        padded[: len(values)] = values
-        everyone = values.new_empty(self.size * longest, *values.shape[1:])
-        dist.all_gather_into_tensor(everyone, padded)
-        return torch.cat([everyone[r * longest : r * longest + n] for r, n in enumerate(counts.tolist())])
+        counts, padded = self._padded(values)
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        return _joined(parts, counts)
 
-    def _counts(self, values: Tensor) -> Tensor:
-        counts = torch.empty(self.size, dtype=torch.int64, device=values.device)
-        dist.all_gather_into_tensor(counts, torch.tensor([len(values)], device=values.device))
-        return counts
+    def _padded(self, values: Tensor) -> tuple[list[int], Tensor]:
+        """How many each process has, and these with as many as the one that has most."""
+        counts = [torch.zeros(1, dtype=torch.int64, device=values.device) for _ in range(self.size)]
+        dist.all_gather(counts, torch.tensor([len(values)], device=values.device))
+        numbers = torch.cat(counts).tolist()
+        padded = values.new_zeros(max(numbers), *values.shape[1:])
+        padded[: len(values)] = values
+        return numbers, padded
+
+
+def _joined(parts: list[Tensor], counts: list[int]) -> Tensor:
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
 def broadcast(world: World, parameters: dict[str, nn.Parameter]) -> None:
@@ -142,7 +143,8 @@ class OwnRows:
         dist.all_to_all_single(own_N, rows_N.contiguous(), *splits)
         dist.all_to_all_single(own_Nw, values_Nw.contiguous(), *splits)
         shape = self.parameter.shape
-        self.parameter.grad = torch.sparse_coo_tensor(own_N[None] - self.start, own_Nw, shape).coalesce()
+        found = torch.sparse_coo_tensor(own_N[None] - self.start, own_Nw, shape, check_invariants=False)
+        self.parameter.grad = found.coalesce()
         return self.world.sum(self.parameter.grad.values().square().sum()).sqrt()
 
     def publish(self) -> None:
