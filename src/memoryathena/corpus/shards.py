@@ -25,6 +25,7 @@ from memoryathena.errors import AthenaError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+COMPARED = 1 << 22  # digests in memory at once when parts are compared
 
 Ids = npt.NDArray[np.int64]
 
@@ -51,17 +52,36 @@ def open_corpus(folder: Path, tokenizer: dict[str, Any] | None = None) -> dict[s
     return manifest
 
 
-def check_disjoint(folder: Path) -> None:
-    """Prove from the stored digests that no document is in two parts; raise otherwise."""
-    folder, found = Path(folder), {}
-    for name, entry in open_corpus(folder)["parts"].items():
+def check_disjoint(folder: Path, parts: Mapping[str, Any] | None = None) -> None:
+    """Prove from the stored digests that no document is in two parts; raise otherwise.
+
+    `parts` are the manifest's entries, for a corpus that has no manifest yet.
+    """
+    folder, digests = Path(folder), {}
+    for name, entry in (open_corpus(folder)["parts"] if parts is None else parts).items():
         path = folder / entry["digests_file"]
-        digests = _load(path, entry["documents"], "<u8")
+        digests[name] = _load(path, entry["documents"], "<u8")
         _check_digest(path, entry["digests_sha256"])
-        found[name] = np.unique(digests)
-    for (a, of_a), (b, of_b) in combinations(found.items(), 2):
-        if shared := np.intersect1d(of_a, of_b, assume_unique=True).size:
+    for (a, of_a), (b, of_b) in combinations(digests.items(), 2):
+        if shared := _shared(of_a, of_b):
             raise AthenaError(f"{folder}: parts {a!r} and {b!r} share {shared} documents; right is none: prepare anew")
+
+
+def _shared(a: npt.NDArray[np.uint64], b: npt.NDArray[np.uint64]) -> int:
+    """How many numbers are in both. Digests are even over their range, so ranges of it fit into memory one by one."""
+    borders = np.linspace(0, 2.0**64, 2 + (a.size + b.size) // COMPARED)[1:-1].astype(np.uint64)
+    ranges = zip([None, *borders], [*borders, None], strict=True)
+    return sum(np.intersect1d(_between(a, *one), _between(b, *one)).size for one in ranges)
+
+
+def _between(numbers: npt.NDArray[np.uint64], low: np.uint64 | None, high: np.uint64 | None) -> npt.NDArray[np.uint64]:
+    """The numbers from `low` on that are below `high`."""
+    pieces = []
+    for start in range(0, numbers.size, COMPARED):
+        piece = np.asarray(numbers[start : start + COMPARED])
+        inside = np.ones(piece.size, dtype=bool) if low is None else piece >= low
+        pieces.append(piece[inside if high is None else inside & (piece < high)])
+    return np.concatenate(pieces) if pieces else numbers[:0]
 
 
 class Part:
@@ -80,7 +100,7 @@ class Part:
         if name not in manifest["parts"]:
             raise AthenaError(f"{folder} has no part {name!r}; it has {', '.join(manifest['parts'])}")
         entry, dtype = manifest["parts"][name], np.dtype(manifest["dtype"]).newbyteorder("<")
-        shards = []
+        shards: list[npt.NDArray[Any]] = []
         for shard in entry["shards"]:
             path = folder / shard["file"]
             _check_size(path, shard["tokens"] * dtype.itemsize)
@@ -192,7 +212,7 @@ class PartWriter:
     def finish(self) -> dict[str, Any]:
         """The last shard and the documents' files in their places; returns the manifest's entry.
 
-        The unfinished documents' files stay until `discard`, so that a cut before the manifest loses nothing.
+        The unfinished documents' files stay until `tidy`, so that a cut before the manifest loses nothing.
         """
         with writing(self.folder):
             if self.filled:
@@ -212,10 +232,16 @@ class PartWriter:
 
     def discard(self) -> None:
         """Remove every file that the part has so far."""
-        self.close()
-        for pattern in (f".{self.name}[.-]*.partial", f"{self.name}-*.bin", f"{self.name}.*.npy"):
+        self.tidy()
+        for pattern in (f"{self.name}-*.bin", f"{self.name}.*.npy"):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Remove what only an interrupted run would need."""
+        self.close()
+        for path in self.folder.glob(f".{self.name}[.-]*.partial"):
+            path.unlink(missing_ok=True)
 
     def _files(self) -> list[BinaryIO]:
         return [file for file in (self._starts, self._digests, self._shard) if not file.closed]

@@ -54,7 +54,10 @@ class Layout(NamedTuple):
     separator: str | None = None
 
 
-def read(source: str, layout: Layout = Layout()) -> Iterator[Document | Skipped]:
+PLAIN_LAYOUT = Layout()
+
+
+def read(source: str, layout: Layout = PLAIN_LAYOUT) -> Iterator[Document | Skipped]:
     """Everything in one source, in an order that depends on names and content alone."""
     if not is_local(source):
         yield from _read_hub(source, layout.field)
