@@ -52,19 +52,18 @@ def save_checkpoint(
         for path in (*temporary.iterdir(), temporary):
             _sync(path)
         temporary.chmod(0o755)
-        if final.exists():  # of a run before this one
-            final.rename(temporary.with_name(f"{temporary.name}.old"))
+        # What has this step or a later one is of another run in this folder, which is begun anew.
+        for other in (final, *(path for path in checkpoints(folder) if _step(path) > step)):
+            _remove(other)
         temporary.replace(final)
         _sync(folder)
     except (OSError, SafetensorError) as error:
         raise AthenaError(f"cannot write {final}: {reason(error)}; {last_complete(folder)}") from None
     finally:
         if temporary is not None:
-            for path in (temporary, temporary.with_name(f"{temporary.name}.old")):
-                shutil.rmtree(path, ignore_errors=True)
-    # What is beyond this step is left from another run in this folder.
-    for old in [path for path in checkpoints(folder) if _step(path) > step] + checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+    for old in checkpoints(folder)[:-keep]:
+        _remove(old)
     return final
 
 
@@ -113,6 +112,14 @@ def reason(error: BaseException) -> str:
 
 def _step(path: Path) -> int:
     return int(path.name.removeprefix(PREFIX))
+
+
+def _remove(path: Path) -> None:
+    """Out of sight first: what a kill leaves half-deleted must not pass for complete."""
+    hidden = path.with_name(f".{path.name}")
+    with suppress(OSError):
+        path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> str:
