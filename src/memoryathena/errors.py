@@ -2,4 +2,6 @@
 
 
 class AthenaError(ValueError):
-    """Bad input, said in one line. The CLI prints the line and exits with 2; a library caller may catch it."""
+    """Bad input, said in one line. The CLI prints the line and exits with its code; a library caller may catch it."""
+
+    exit_code = 2

@@ -25,14 +25,14 @@ Device = Annotated[str | None, typer.Option(help="Where the backbone goes: cpu, 
 
 
 def main() -> None:
-    """Entry point: bad input is one line on standard error and exit code 2."""
+    """Entry point: bad input is one line on standard error and exit code 2; a stopped run has its signal's."""
     # Tells everyone with bitsandbytes installed, on every import, of a kernel that nothing here uses.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         app()
     except AthenaError as error:
         notes.print(f"athena: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         notes.print("athena: interrupted")
         sys.exit(130)

@@ -27,12 +27,7 @@ class Stopped(AthenaError):  # noqa: N818 - it is not an error that it stopped
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
-        self.signal_number = signal_number
-
-    @property
-    def exit_code(self) -> int:
-        """As a shell has it of a process that the signal ended."""
-        return 128 + self.signal_number
+        self.exit_code = 128 + signal_number  # as a shell has it of a process that the signal ended
 
 
 class Interrupts:
