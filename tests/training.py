@@ -50,7 +50,12 @@ def options(stage: dict[str, Any] | None = None, **fields: Any) -> TrainingConfi
 
 
 def fresh(name: str = "llama", dtype: torch.dtype | None = None) -> AthenaModel:
-    model = get_athena_model(backbone(name).to(dtype or torch.get_default_dtype()), config(), byte_level_tokenizer())
+    return attached(backbone(name).to(dtype or torch.get_default_dtype()))
+
+
+def attached(host: Any) -> AthenaModel:
+    """A backbone with the memory that all these runs begin with."""
+    model = get_athena_model(host, config(), byte_level_tokenizer())
     excite(model)
     return model
 

@@ -27,7 +27,7 @@ from memoryathena.training.learner import Learner
 from memoryathena.training.loop import train_stage
 from memoryathena.training.stages import make_stage
 from memoryathena.training.trouble import Stopped
-from tests.training import fresh, held_out, options, rows, same, state
+from tests.training import attached, fresh, held_out, options, rows, same, state
 
 PROCESSES = 2
 STOP = 3
@@ -74,6 +74,9 @@ def process(out: Path) -> None:
         keep(out, f"plain-{stage}", model, facts)
 
         model = fresh()
+        shard_backbone(model, torch.device("cpu"))
+        # The next stage's memory is attached to a backbone that is sharded already.
+        model = attached(model.detach())
         shard_backbone(model, torch.device("cpu"))
         local = sum(p.to_local().numel() for p in model.host.parameters())  # type: ignore[attr-defined]
         whole = sum(p.numel() for p in model.host.parameters())

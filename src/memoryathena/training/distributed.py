@@ -162,12 +162,15 @@ def shard_backbone(model: AthenaModel, device: torch.device) -> None:
     """FSDP2: every process keeps a share of each block and gathers it when its turn comes. All processes call it.
 
     The frozen backbone has no gradients to reduce. Its head is in the root's group, which stays whole from the end of
-    the forward to the end of the backward: `passes.run` calls it in between.
+    the forward to the end of the backward: `passes.run` calls it in between. A block goes to the device when it is
+    sharded, so the whole may be on the CPU before. What an earlier stage has sharded stays as it is.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     host, blocks = model.host, model._injection.blocks
+    if isinstance(host, FSDPModule):
+        return
     # Of a sharded embedding no process sees all; the weights are frozen, so who they are is known now.
     host.athena_fingerprint = backbone_fingerprint(host, blocks)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))

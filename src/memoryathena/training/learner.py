@@ -80,8 +80,8 @@ class Learner:
         for what, value in values.items():
             if not math.isfinite(value):
                 raise AthenaError(
-                    f"stage {self.stage.name}: the {what} is {value} at step {step}; lower the learning rate. "
-                    f"The parameters are as before this step; {last_complete(folder)}"
+                    f"stage {self.stage.name}: the {what} is {value} at step {step}; lower the learning rate and "
+                    f"begin anew. The parameters are as before this step; {last_complete(folder)}"
                 )
 
     @contextlib.contextmanager

@@ -48,15 +48,15 @@ class Tracking:
         """A line of events.jsonl, and the same for the trackers."""
         if self.folder is None:
             return
+        numbers = {f"{self.stage}/{key}": value for key, value in _flat(event).items() if key not in ("stage", "step")}
         try:
             with (self.folder / EVENTS).open("a") as file:
                 file.write(json.dumps(event) + "\n")
+            for tracker in self.trackers:
+                tracker.log(numbers, step=event["step"])
         except OSError as error:
             kept = last_complete(self.folder)
-            raise AthenaError(f"cannot write {self.folder / EVENTS}: {reason(error)}; {kept}") from None
-        numbers = {f"{self.stage}/{key}": value for key, value in _flat(event).items() if key not in ("stage", "step")}
-        for tracker in self.trackers:
-            tracker.log(numbers, step=event["step"])
+            raise AthenaError(f"cannot write events to {self.folder}: {reason(error)}; {kept}") from None
 
     def __enter__(self) -> Self:
         self.bar.__enter__()
