@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[2]
 def split(processes: int, **fields: Any) -> TrainingConfig:
     """Eight rows per step however many share them."""
     stage = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4 // processes, "max_steps": 6}
+    stage |= {"table_surprise": 0.5, "table_settling": 0.3, "table_weight_decay": 0.01}
     return options(stage, eval_steps=2, eval_tokens=96, **fields)
 
 

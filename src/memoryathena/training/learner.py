@@ -117,8 +117,8 @@ def _optimisers(
     ]
     if rows is not None:
         shape = {"surprise": options.table_surprise, "settling": options.table_settling}
-        decay = options.table_weight_decay
-        optimisers.append(RowAdam([rows.parameter], options.table_learning_rate, weight_decay=decay, **shape))
+        rates = {"lr": options.table_learning_rate, "weight_decay": options.table_weight_decay}
+        optimisers.append(RowAdam([rows.parameter], **rates, **shape, total=rows.world.sum))
     for optimiser in optimisers:
         for group in optimiser.param_groups:
             group["initial_lr"] = group["lr"]

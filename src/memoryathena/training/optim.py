@@ -35,9 +35,11 @@ class RowAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         surprise: float = 0.0,
         settling: float = 0.0,
+        total: Callable[[Tensor], Tensor] = lambda sums: sums,
     ):
         defaults = {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay}
         defaults |= {"surprise": surprise, "settling": settling}
+        self.total = total  # over the processes that share a table, each with its own rows
         super().__init__(params, defaults)
 
     @torch.no_grad()
@@ -62,7 +64,9 @@ class RowAdam(torch.optim.Optimizer):
         state["count"][rows_N], state["square"][rows_N] = count_N, square_N
         scale_N = (square_N / (1 - beta**count_N)).sqrt() + group["eps"]
         if surprise:
-            state["mean"] = state["mean"] * beta + torch.stack([scale_N.mean(), scale_N.new_ones(())]) * (1 - beta)
+            scales, read = self.total(torch.stack([scale_N.sum(), torch.ones_like(scale_N).sum()]))
+            mean = scales / read.clamp(min=1)
+            state["mean"] = state["mean"] * beta + torch.stack([mean, torch.ones_like(mean)]) * (1 - beta)
             scale_N = scale_N ** (1 - surprise) * (state["mean"][0] / state["mean"][1]) ** surprise
         pace_N = group["lr"] * count_N ** -group["settling"]
         kept_Nw = weight[rows_N] * (1 - group["lr"] * group["weight_decay"])
