@@ -75,10 +75,10 @@ def process(out: Path) -> None:
         keep(out, f"plain-{stage}", model, facts)
 
         model = fresh()
-        shard_backbone(model, torch.device("cpu"))
+        shard_backbone(model)
         # The next stage's memory is attached to a backbone that is sharded already.
         model = attached(model.detach())
-        shard_backbone(model, torch.device("cpu"))
+        shard_backbone(model)
         local = sum(p.to_local().numel() for p in model.host.parameters())  # type: ignore[attr-defined]
         whole = sum(p.numel() for p in model.host.parameters())
         config = split(world.size, gradient_checkpointing=True)

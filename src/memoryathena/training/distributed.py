@@ -158,12 +158,12 @@ class OwnRows:
             self.weight[rows_N] = values_Nw
 
 
-def shard_backbone(model: AthenaModel, device: torch.device) -> None:
+def shard_backbone(model: AthenaModel) -> None:
     """FSDP2: every process keeps a share of each block and gathers it when its turn comes. All processes call it.
 
     The frozen backbone has no gradients to reduce. Its head is in the root's group, which stays whole from the end of
-    the forward to the end of the backward: `passes.run` calls it in between. A block goes to the device when it is
-    sharded, so the whole may be on the CPU before. What an earlier stage has sharded stays as it is.
+    the forward to the end of the backward: `passes.run` calls it in between. A block goes to this process's GPU when
+    it is sharded: the whole is loaded on the CPU. What an earlier stage has sharded stays as it is.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -173,7 +173,7 @@ def shard_backbone(model: AthenaModel, device: torch.device) -> None:
         return
     # Of a sharded embedding no process sees all; the weights are frozen, so who they are is known now.
     host.athena_fingerprint = backbone_fingerprint(host, blocks)
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (dist.get_world_size(),))
     for block in blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(host, mesh=mesh)

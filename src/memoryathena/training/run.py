@@ -89,10 +89,11 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def load_for_training(recipe: Recipe, world: World) -> tuple[Any, Any]:
-    """Backbone and tokenizer, on this process's device."""
+    """Backbone and tokenizer, on this process's device; on the CPU where it is to be sharded, as no device holds it."""
     device = "cpu"
     if torch.cuda.is_available():
-        device = f"cuda:{torch.cuda.current_device()}" if world.size > 1 else "cuda"
+        if not (recipe.training.fsdp and world.size > 1):
+            device = f"cuda:{torch.cuda.current_device()}" if world.size > 1 else "cuda"
         torch.backends.cuda.matmul.allow_tf32 = recipe.training.tf32
     dtype = {None: "auto", True: "bfloat16", False: "float32"}[recipe.training.bf16]
     return load_backbone(recipe.backbone, dtype, device)
@@ -105,7 +106,7 @@ def attach(recipe: Recipe, backbone: Any, tokenizer: Any, adapter: Path | None, 
     else:
         model = get_athena_model(backbone, recipe.model, tokenizer, memory=recipe.memory)
     if recipe.training.fsdp and world.size > 1:
-        shard_backbone(model, model.input_device)
+        shard_backbone(model)
     return model
 
 
