@@ -41,7 +41,7 @@ from memoryathena.corpus.tokenise import Ids, Pool, pool
 from memoryathena.errors import AthenaError
 
 STATE = ".state.json"
-SYNC_SECONDS = 10.0
+SYNC_SECONDS = 5.0
 EXAMPLES = 3  # of each reason for which documents were left out
 DUPLICATE, NO_TOKENS = "duplicate", "no tokens"
 
