@@ -95,9 +95,11 @@ def restore(
                     for key, index_N in _under(tensors, f"rows/{TABLE}/").items():
                         state[key] = _own_rows(rows, index_N, tensors[f"values/{TABLE}/{key}"])
                 if state:
-                    # AdamW keeps its step count on the CPU, everything else beside the parameter.
+                    # AdamW keeps its step count on the CPU, everything else beside the parameter. Copies: what was
+                    # loaded may be the file itself, which will be deleted.
                     optimiser.state[parameter] = {
-                        key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
+                        key: value.to("cpu" if key == "step" else parameter.device, copy=True)
+                        for key, value in state.items()
                     }
     _set_random(tensors, world)
 
