@@ -11,8 +11,13 @@ from memoryathena.corpus.streams import Stream
 EVERY = 0.1  # seconds between two looks
 
 
+def silent(console: Console | None) -> bool:
+    """True where a bar would be seen by no one; rich leaves empty lines in a log."""
+    return console is None or not console.is_terminal
+
+
 class Meter:
-    """A progress bar over all streams of a run; none without a console."""
+    """A progress bar over all streams of a run; none without a terminal."""
 
     def __init__(self, console: Console | None, measured: list[dict[str, int]]):
         known = all(size["files"] for size in measured)  # a hub dataset does not say how much it is
@@ -20,7 +25,7 @@ class Meter:
         columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[speed]}")]
         if known:
             columns += [DownloadColumn(), TaskProgressColumn(), TimeRemainingColumn()]
-        self._progress = Progress(*columns, console=console, transient=True, disable=console is None)
+        self._progress = Progress(*columns, console=console, transient=True, disable=silent(console))
         self._task = self._progress.add_task("reading", total=self._total, speed="")
         self._shown = self._began = 0.0
         self._before = 0

@@ -18,6 +18,7 @@ from rich.progress import track
 
 from memoryathena.backbone.fingerprint import tokenizer_fingerprint
 from memoryathena.backbone.tokens import token_bytes
+from memoryathena.corpus.meter import silent
 from memoryathena.corpus.shards import Part, open_corpus
 from memoryathena.errors import AthenaError
 from memoryathena.memory.text import LETTER, char_class, fold
@@ -125,7 +126,7 @@ def overlap(
             f"{evaluation.path.name} in {name}",
             console=console,
             transient=True,
-            disable=console is None,
+            disable=silent(console),
         ):
             ids = part.document(index).tolist()
             text = b"".join(tokens[i] or b" " for i in ids).decode("utf-8", errors="replace")

@@ -158,11 +158,12 @@ def _read_plain(path: Path, lenient: bool) -> Document | Skipped:
 
 def _read_separated(path: Path, separator: str, lenient: bool) -> Iterator[Document | Skipped]:
     """Documents of a plain file, each ended by a line that is the separator."""
-    mark, lines, size, number, first = separator.strip().encode(), [], 0, 0, 1
+    mark, lines, size, number, first = separator.strip().encode(), list[bytes](), 0, 0, 1
     with _reading(path), path.open("rb") as file:
         for line in file:
             number += 1
             if line.strip() != mark:
+                first = first if lines else number
                 lines.append(line)
                 size += len(line)
                 if size > MAX_BYTES:
@@ -170,7 +171,7 @@ def _read_separated(path: Path, separator: str, lenient: bool) -> Iterator[Docum
                     return
             elif lines:  # separators in a row hold no document between them
                 yield _decoded(b"".join(lines), path, f"{path}:{first}", file.tell(), lenient)
-                lines, size, first = [], 0, number + 1
+                lines, size = [], 0
         if lines:
             yield _decoded(b"".join(lines), path, f"{path}:{first}", file.tell(), lenient)
 

@@ -76,7 +76,10 @@ class Stream:
 
 
 def ahead(items: Iterator[Item], pool: Pool, known: Container[int]) -> Iterator[Step]:
-    """The same items tokenised, in order. Those whose key is known are not, for they are there already."""
+    """The same items tokenised, in order. Those whose key is known are not, for they are there already.
+
+    A source that cannot be read on is an error after everything that it gave before.
+    """
     pending: deque[tuple[list[Step], list[int], Callable[[], list[Ids]]]] = deque()
 
     def join() -> Iterator[Step]:
@@ -86,7 +89,11 @@ def ahead(items: Iterator[Item], pool: Pool, known: Container[int]) -> Iterator[
             steps[index] = stream, cut._replace(ids=ids)
         yield from steps
 
+    trouble = None
     for batch in _batches(items):
+        if isinstance(batch, AthenaError):
+            trouble = batch
+            break
         steps = [(stream, cut) for stream, cut, _ in batch]
         fresh = [index for index, (_, cut) in enumerate(steps) if not cut.reason and cut.key not in known]
         pending.append((steps, fresh, pool.submit([batch[index][2] for index in fresh])))
@@ -94,6 +101,8 @@ def ahead(items: Iterator[Item], pool: Pool, known: Container[int]) -> Iterator[
             yield from join()
     while pending:
         yield from join()
+    if trouble is not None:
+        raise trouble
 
 
 def mixed(running: list[tuple[Stream, Iterator[Step]]]) -> Iterator[Step]:
@@ -118,13 +127,18 @@ def _link(chain: str, cut: Cut) -> str:
     return hashlib.blake2b(f"{chain} {cut.key} {cut.reason}".encode(), digest_size=16).hexdigest()
 
 
-def _batches(items: Iterator[Item]) -> Iterator[list[Item]]:
-    batch, size = list[Item](), 0
-    for item in items:
-        batch.append(item)
-        size += len(item[2])
-        if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, size = [], 0
+def _batches(items: Iterator[Item]) -> Iterator[list[Item] | AthenaError]:
+    batch, size, trouble = list[Item](), 0, None
+    try:
+        for item in items:
+            batch.append(item)
+            size += len(item[2])
+            if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+                yield batch
+                batch, size = [], 0
+    except AthenaError as error:
+        trouble = error
     if batch:
         yield batch
+    if trouble is not None:
+        yield trouble
