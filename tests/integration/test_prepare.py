@@ -198,9 +198,9 @@ def test_killed_while_processes_tokenise(tmp_path: Path, documents: list[str], m
     texts = [f"{i} {text}" for i in range(8) for text in documents]
     source, folder = write_lines(tmp_path / "a.jsonl.gz", texts), tmp_path / "broken"
     code = (
-        "import sys; from memoryathena.corpus import prepare, streams; from memoryathena.cli import main\n"
-        "prepare.SYNC_SECONDS = 0.02; streams.BATCH_DOCUMENTS = 4\n"
-        "if __name__ == '__main__': main()"
+        "if __name__ == '__main__':\n"  # each process imports this file
+        "    from memoryathena.corpus import prepare, streams; from memoryathena.cli import main\n"
+        "    prepare.SYNC_SECONDS = 0.02; streams.BATCH_DOCUMENTS = 4; main()"
     )
     script = tmp_path / "script.py"
     script.write_text(code)

@@ -80,6 +80,8 @@ class TrainingConfig(Config):
     """Backbone in bfloat16 (true), float32 (false), or as it was saved; the memory is always float32."""
     tf32: bool = True
     """On a GPU, the memory's float32 products in TensorFloat-32."""
+    torch_compile: bool = False
+    """Fuse the backbone's blocks and the memory's parts: a minute at the start, much faster steps on a GPU."""
     gradient_checkpointing: bool = False
     """Compute the backbone's blocks again going backward: less memory, a third more time."""
     fsdp: bool = False
@@ -123,7 +125,7 @@ class TrainingConfig(Config):
 SPLIT = ("per_device_train_batch_size", "gradient_accumulation_steps")
 NEUTRAL = (
     *("logging_steps", "report_to", "run_name", "save_steps", "save_total_limit"),
-    *("per_device_eval_batch_size", "gradient_checkpointing", "fsdp"),
+    *("per_device_eval_batch_size", "gradient_checkpointing", "fsdp", "torch_compile"),
 )
 
 

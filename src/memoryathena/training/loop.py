@@ -20,6 +20,7 @@ from memoryathena.training.checkpoint import (
     newest_checkpoint,
     save_checkpoint,
 )
+from memoryathena.training.compile import compiled
 from memoryathena.training.config import TrainingConfig, rate
 from memoryathena.training.data import Batch, Rows
 from memoryathena.training.distributed import World, broadcast
@@ -103,6 +104,7 @@ def train_stage(
 
     with (
         learner.learning(),
+        compiled(model, config.torch_compile),
         recomputed(model, config.gradient_checkpointing),
         Interrupts(enabled=folder is not None) as interrupts,
         tracking,

@@ -1,0 +1,1 @@
+"""What it costs: time, throughput, memory."""
