@@ -171,10 +171,11 @@ def test_killed_at_every_moment_it_goes_on_to_the_same_bytes(
     """SIGKILL at the 1st, 2nd, 3rd … write that reaches the disk, each time in the corpus that the last one left."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(driver, "SYNC_SECONDS", 0.0)
-    source, other = (write_lines(tmp_path / f"{n}.jsonl", documents[n:24:2]) for n in (0, 1))
+    # Some documents come again at the end, when the run that wrote them first was killed long ago.
+    source, other = (write_lines(tmp_path / f"{n}.jsonl", documents[n:24:2] + documents[:4]) for n in (0, 1))
     values = {"shard_tokens": 900, "split": {"memory": 2, "pathways": 0, "router": 0, "valid": 1}}
     sources = {source: 1.0, other: 2.0}
-    make(tmp_path / "whole", sources, **values)
+    assert make(tmp_path / "whole", sources, **values)["skipped"]["duplicate"]["documents"] >= 4
     sync = os.fsync
 
     def kill_at(number: int) -> Callable[[], None]:
@@ -343,11 +344,13 @@ def test_held_out_files_keep_their_documents_from_the_rest(tmp_path: Path, docum
 def test_a_mixture_is_weighted_by_tokens(tmp_path: Path, documents: list[str]) -> None:
     short = write_lines(tmp_path / "short.jsonl", [text[:40] for text in documents])
     long = write_lines(tmp_path / "long.jsonl", documents)
-    manifest = make(tmp_path / "out", {short: 1, long: 3}, max_tokens=6_000, **ALL_MEMORY)
-    tokens = {Path(entry["source"]).stem: entry["tokens"] for entry in manifest["sources"]}
+    test = write_lines(tmp_path / "test.jsonl", ["text of another kind, that counts for nothing here " * 20])
+    manifest = make(tmp_path / "out", {short: 1, long: 3}, max_tokens=6_000, test=[test], **ALL_MEMORY)
+    assert manifest["parts"]["test"]["tokens"] > 200
+    tokens = {Path(entry["source"]).stem: entry["tokens"] for entry in manifest["sources"] if entry["part"] is None}
     assert sum(tokens.values()) == 6_000 == manifest["parts"]["memory"]["tokens"]
     assert abs(tokens["short"] / 6_000 - 0.25) < 0.02
-    assert [entry["share"] for entry in manifest["sources"]] == [0.25, 0.75]
+    assert [entry["share"] for entry in manifest["sources"]] == [None, 0.25, 0.75]
     last = documents_of(tmp_path / "out")["memory"][-1]
     assert last[-1] == END  # the cut document is closed too
 
