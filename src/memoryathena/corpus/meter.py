@@ -49,5 +49,5 @@ class Meter:
         self._progress.update(
             self._task,
             completed=sum(one.bytes_read for one in streams) if self._total is not None else documents,
-            speed=f"{documents:,} documents · {tokens:,} tokens · {speed:,.0f} tokens/s",
+            speed=f"{tokens:,} tokens · {speed:,.0f} tokens/s" + ("" if self._total else f" · {documents:,} documents"),
         )
