@@ -1,5 +1,7 @@
 """Table and sites together, and what they weigh."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -23,16 +25,27 @@ class MemorySystem(nn.Module):
         self.sites = nn.ModuleDict({str(index): kind(config, width, index) for index in sites})
 
     def reset(self) -> None:
-        """Initial weights: the table from the memory's seed, the sites from the config's."""
+        """Initial weights: the table from the memory's seed, the sites from the config's; the same on every device."""
         config = self.config
-        self.table.reset(config.memory.init_std, torch.Generator().manual_seed(config.memory.seed))
+        with _on_cpu(self.table):
+            self.table.reset(config.memory.init_std, torch.Generator().manual_seed(config.memory.seed))
         for index in config.placed()[1]:
             generator = torch.Generator().manual_seed(config.seed * 1_000_003 + index)
-            self.site(index).reset(config.value_std, generator)
+            with _on_cpu(self.site(index)):
+                self.site(index).reset(config.value_std, generator)
 
     def site(self, index: int) -> Site:
         """The site at a block (or the control in its place, which has the same surface)."""
         return cast(Site, self.sites[str(index)])
+
+
+@contextlib.contextmanager
+def _on_cpu(module: nn.Module) -> Iterator[None]:
+    """A generator draws other numbers on another device."""
+    device = next(module.parameters()).device
+    module.to("cpu")
+    yield
+    module.to(device)
 
 
 def sizes(config: AthenaConfig) -> dict[str, Any]:
