@@ -9,7 +9,7 @@ def main() -> None:
     """Register, add our tasks, hand over to the harness."""
     import lm_eval.__main__ as harness
 
-    import memoryathena.evaluation.lm  # registers the model
+    import memoryathena.evaluation.lm  # noqa: F401 - registers the model
 
     if "--tasks" in sys.argv and "--include_path" not in sys.argv:
         sys.argv += ["--include_path", str(FOLDER)]

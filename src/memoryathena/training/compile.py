@@ -5,24 +5,39 @@ As in `recompute`, it is `forward` that is compiled and not the call: the memory
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
 from memoryathena.backbone.model import AthenaModel
 
+GRAPHS = 64
+
+
+def compiled(model: AthenaModel, enabled: bool = True) -> contextlib.AbstractContextManager[None]:
+    """A model's, while it lasts."""
+    return compiled_modules(list(_modules(model)) if enabled else [])
+
 
 @contextlib.contextmanager
-def compiled(model: AthenaModel, enabled: bool = True) -> Iterator[None]:
-    """While it lasts. All blocks share one graph: they differ in their weights only."""
-    modules = list(_modules(model)) if enabled else []
+def compiled_modules(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Any modules that take tensors and return tensors. Blocks share one graph: they differ in their weights only."""
+    modules = list(modules)
+    if not modules:
+        yield
+        return
+    from torch import _dynamo  # a second that only those pay who compile
+
     own = [module.__dict__.get("forward") for module in modules]
+    # One graph for each number of lanes, with and without gradients: more than torch expects of one function.
+    limit, _dynamo.config.recompile_limit = _dynamo.config.recompile_limit, GRAPHS
     for module in modules:
         module.forward = torch.compile(module.forward, dynamic=False)
     try:
         yield
     finally:
+        _dynamo.config.recompile_limit = limit
         for module, before in zip(modules, own, strict=True):
             del module.forward
             if before is not None:
@@ -30,7 +45,7 @@ def compiled(model: AthenaModel, enabled: bool = True) -> Iterator[None]:
 
 
 def _modules(model: AthenaModel) -> Iterator[nn.Module]:
-    """Modules that take tensors and return tensors."""
+    """The backbone's blocks, the readers and the generators."""
     yield from model._injection.blocks
     for site in model.memory.sites.values():
         for name in ("generator", "direct", "generated"):

@@ -167,7 +167,8 @@ def evaluate(model: AthenaModel, uses: tuple[str, ...], rows: Rows, limit: int, 
         policies[use] = model.policy(use)
     batches = rows.ordered(size, limit)
     sums = torch.zeros(len(uses) + 1, dtype=torch.float64, device=model.input_device)
-    with torch.no_grad():
+    # Validations are short and of other shapes: compiling for them would cost more than it saves.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for first in range(0, len(batches), world.size):
             # A sharded backbone needs every process in every pass: one without a batch of its own counts nothing.
             mine = first + world.rank < len(batches)

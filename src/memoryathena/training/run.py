@@ -148,16 +148,18 @@ def _save(model: AthenaModel, place: Path, facts: dict[str, Any]) -> None:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
+def held_out(recipe: Recipe, tokenizer: Any) -> dict[str, Text]:
+    """The texts that figures are of: valid and, where there are any, test and other_domain."""
+    places = {part: open_part(recipe, part, tokenizer) for part in ("valid", "test") if recipe.has(part)}
+    other = open_other(recipe, tokenizer)
+    return places | ({"other_domain": other} if other is not None else {})
+
+
 def figures(recipe: Recipe, model: AthenaModel, tokenizer: Any, console: Console | None) -> dict[str, Any]:
     """Perplexities of every pathway that has learned something, and what the router did, on all held-out texts."""
-    places = {"valid": open_part(recipe, "valid", tokenizer)}
-    if recipe.has("test"):
-        places["test"] = open_part(recipe, "test", tokenizer)
-    if (other := open_other(recipe, tokenizer)) is not None:
-        places["other_domain"] = other
     uses, training = measurable(model, model.stage), recipe.training
     found, routed = {}, {}
-    for place, text in places.items():
+    for place, text in held_out(recipe, tokenizer).items():
         if console is not None:
             console.print(f"measuring {', '.join(uses)} on {text.where}", style="dim", highlight=False)
         rows = text.rows(training.max_length)
