@@ -20,10 +20,10 @@ from memoryathena.backbone.sites import find_blocks
 from memoryathena.config import Config
 from memoryathena.errors import AthenaError
 from memoryathena.memory.system import sizes
+from memoryathena.provenance import provenance
 from memoryathena.training.compile import compiled_modules
 from memoryathena.training.data import Batch, Rows
 from memoryathena.training.distributed import World
-from memoryathena.training.provenance import provenance
 from memoryathena.training.recipe import Recipe
 from memoryathena.training.run import held_out, load_for_training
 from memoryathena.training.target import target_log_probabilities

@@ -22,12 +22,12 @@ from memoryathena.backbone.load import load_backbone
 from memoryathena.backbone.model import AthenaModel, get_athena_model
 from memoryathena.errors import AthenaError
 from memoryathena.memory.system import sizes
+from memoryathena.provenance import provenance
 from memoryathena.training.checkpoint import checkpoints
 from memoryathena.training.config import STAGES
 from memoryathena.training.distributed import World, shard_backbone
 from memoryathena.training.loop import train_stage
 from memoryathena.training.measure import measurable, measure
-from memoryathena.training.provenance import provenance
 from memoryathena.training.recipe import Recipe
 from memoryathena.training.texts import Text, open_other, open_part
 
