@@ -58,7 +58,7 @@ def example() -> dict:
 
     return {
         "backbone": "smollm2-135m",
-        "corpus": {
+        "text": {
             "name": "Python 3.11 standard library",
             "tokens": {"memory": 30208, "pathways": 30208, "router": 30208, "valid": 8192},
             "documents": {"train": 142, "valid": ["textwrap.py", "bisect.py", "heapq.py"]},
@@ -222,7 +222,7 @@ def test_everything_is_escaped(tmp_path):
     results |= dict.fromkeys(("backbone", "hardware", "command"), evil)
     results |= {"next": [evil], "versions": {evil: evil}, "completion": dict.fromkeys(results["completion"], evil)}
     results["strip"] = {"title": evil, "tokens": [{"text": evil, "source": evil, "alpha": evil, "gain": evil}]}
-    results["corpus"] = {"name": evil, "tokens": {"valid": evil}, "documents": evil}
+    results["text"] = {"name": evil, "tokens": {"valid": evil}, "documents": {evil: evil}}
     results["routing"]["mass"] = {evil: 1.0}
     results["perplexity"]["valid"][evil] = 9.0
     results["seconds"] = {evil: evil}

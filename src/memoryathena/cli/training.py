@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from memoryathena.cli.application import AsJson, Overrides, app, console, notes
+from memoryathena.errors import AthenaError
 
 
 @app.command()
@@ -40,11 +41,26 @@ def train(
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where the demo saves its memory.")] = Path("athena-demo"),
-    backbone: Annotated[str, typer.Option(help="The model to attach to.")] = "smollm2-135m",
-    sites: Annotated[str, typer.Option(help="Blocks to inject at.")] = "2,10",
+    folder: Annotated[
+        Path | None, typer.Option("--folder", "--out", help="Its place: athena-demo, or athena-demo-quick.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny random model instead: a minute, no network.")] = False,
+    backbone: Annotated[str | None, typer.Option(help="The model to teach; smollm2-135m where none is given.")] = None,
+    sites: Annotated[str | None, typer.Option(help="Blocks to inject at, such as 2,10.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Draws everything that is drawn.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
-    """Attach a memory to a real model, generate, save, load it again, take it off."""
+    """Teach a real model the running Python's standard library, measure it on modules it never saw, show a page.
+
+    Minutes on two cores. Interrupted, the same command goes on; finished, it begins anew.
+    """
     from memoryathena.demo import run
 
-    run(backbone, [int(site) for site in sites.split(",")], folder, console)
+    try:
+        blocks = [int(site) for site in sites.split(",")] if sites is not None else None
+    except ValueError:
+        raise AthenaError(f"--sites is a list of block numbers such as 2,10, got {sites!r}") from None
+    place = folder or Path("athena-demo-quick" if quick else "athena-demo")
+    results = run(place, notes if as_json else console, notes, quick, backbone, blocks, seed)
+    if as_json:
+        print(json.dumps(results, indent=2))

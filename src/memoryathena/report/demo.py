@@ -25,6 +25,11 @@ STAGES = {
     "router": "the router learns how much GE and GH would gain over E",
 }
 
+PHASES = {
+    "distillation": "first the router learns to foretell how much GE and GH would gain over E",
+    "realised loss": "then it follows the loss of its own choices; the sum with the plain mixture (soft) beside it",
+}
+
 STYLE = """
 :root{color-scheme:light dark;--page:#f5f5f2;--card:#fff;--ink:#1c1d1f;--dim:#5d6168;--line:#d9d9d4;--code:#f2f2ee;
 --ge:0 114 178;--gh:225 120 0;--good:77 146 33;--bad:197 27 125;--lower:#2f6b12;--higher:#a3166a;--mark:#3a4a8c}
@@ -174,20 +179,21 @@ def _rows(results: dict[str, Any]) -> list[Row]:
 
 
 def _lede(results: dict[str, Any]) -> str:
-    corpus = results.get("corpus") or {}
-    tokens = corpus.get("tokens") or {}
+    text = results.get("text") or {}
+    tokens = text.get("tokens") or {}
     stages = " + ".join(_plain(tokens[stage]) for stage in STAGES if stage in tokens)
     held_out = f"{_plain(tokens['valid'])} tokens" if "valid" in tokens else "text"
     what = (
         f"{results.get('backbone') or 'The language model'} itself was left as it is. Beside it a memory was "
-        f"trained on {corpus.get('name') or 'a text'}"
+        f"trained on {text.get('name') or 'a text'}"
         f"{f', in three stages of {stages} tokens' if stages else ''}, then tested on "
         f"{held_out} that the memory had not been trained on. Perplexity is how many equally likely next tokens the "
         "model in effect hesitates between:"
     )
+    note = f"<p><b>{_text(results['note'])}</b></p>" if results.get("note") else ""
     return (
-        f'<p>{_text(what)} <b>lower is better</b>.</p><p class="dim">This is one run; differences of a fraction of a '
-        "per cent may be chance.</p>"
+        f'{note}<p>{_text(what)} <b>lower is better</b>.</p><p class="dim">This is one run; differences of a fraction '
+        "of a per cent may be chance.</p>"
     )
 
 
@@ -264,19 +270,28 @@ def _tick(value: float) -> str:
 
 def _curves(results: dict[str, Any]) -> str:
     curves = results.get("curves") or {}
-    figures = "".join(_curve(stage, curves.get(stage) or []) for stage in STAGES)
     if not any(curves.values()):
         return ""
+    figures = "".join(
+        _curve(stage, phase, points) for stage in STAGES for phase, points in _phases(curves.get(stage) or [])
+    )
     return (
-        '<h2>Training</h2><p class="dim">One picture per stage: the loss of each step (light) and its running mean '
-        "(dark) over the tokens seen. The three losses measure different things, so each picture has its own scale, "
-        f'and the loss axes do not begin at 0.</p><div class="grid" style="--least:17rem">{figures}</div>'
+        '<h2>Training</h2><p class="dim">One picture per loss that was followed: the loss of each step (light) and its '
+        "running mean (dark) over the tokens seen. These losses measure different things, so each picture has its own "
+        f'scale, and the loss axes do not begin at 0.</p><div class="grid" style="--least:17rem">{figures}</div>'
     )
 
 
-def _curve(stage: str, points: Sequence[dict[str, Any]]) -> str:
+def _phases(points: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Points by the loss they are of; one unnamed phase where there is nothing to tell apart."""
+    names = list(dict.fromkeys(str(point.get("phase", "")) for point in points)) or [""]
+    return [(name, [point for point in points if str(point.get("phase", "")) == name]) for name in names]
+
+
+def _curve(stage: str, phase: str, points: Sequence[dict[str, Any]]) -> str:
     number = list(STAGES).index(stage) + 1
-    head = f"<h3>{number} · {stage}</h3><figcaption>{STAGES[stage]}</figcaption>"
+    title = f"{number} · {stage}" + (f", {phase}" if phase else "")
+    head = f"<h3>{_text(title)}</h3><figcaption>{PHASES.get(phase, STAGES[stage])}</figcaption>"
     pairs = [(_number(p.get("tokens")), _number(p.get("loss"))) for p in points]
     usable = [(x, y) for x, y in pairs if x is not None and y is not None]
     if not usable:
@@ -284,14 +299,16 @@ def _curve(stage: str, points: Sequence[dict[str, Any]]) -> str:
     losses = [y for _, y in usable]
     window = max(1, len(usable) // 8)
     means = [sum(part) / len(part) for i in range(len(losses)) if (part := losses[max(0, i - window + 1) : i + 1])]
-    ys, xs = _ticks(min(losses), max(losses)), _ticks(0.0, max(x for x, _ in usable))
+    earliest, latest = min(x for x, _ in usable), max(x for x, _ in usable)
+    # a second phase begins where the first one ended
+    ys, xs = _ticks(min(losses), max(losses)), _ticks(0.0 if earliest < latest / 4 else earliest, latest)
 
     def at(x: float, y: float) -> str:
-        return f"{46 + 264 * x / xs[-1]:.1f} {160 - 150 * (y - ys[0]) / (ys[-1] - ys[0]):.1f}"
+        return f"{46 + 264 * (x - xs[0]) / (xs[-1] - xs[0]):.1f} {160 - 150 * (y - ys[0]) / (ys[-1] - ys[0]):.1f}"
 
     grid = "".join(
-        f'<path d="M{at(0, y)}H310" class="{"axis" if y == ys[0] else "rule"}"/>'
-        f'<text x="40" y="{at(0, y).split()[1]}" dy="4" text-anchor="end">{_tick(y)}</text>'
+        f'<path d="M{at(xs[0], y)}H310" class="{"axis" if y == ys[0] else "rule"}"/>'
+        f'<text x="40" y="{at(xs[0], y).split()[1]}" dy="4" text-anchor="end">{_tick(y)}</text>'
         for y in ys
     )
     labels = "".join(
@@ -301,7 +318,7 @@ def _curve(stage: str, points: Sequence[dict[str, Any]]) -> str:
     raw = "".join(f"M{at(x, y)}h0" for x, y in usable)
     mean = "L".join(at(x, y) for (x, _), y in zip(usable, means, strict=True))
     return (
-        f'<figure>{head}<svg viewBox="0 0 320 196" role="img" aria-label="loss of stage {stage}">{grid}{labels}'
+        f'<figure>{head}<svg viewBox="0 0 320 196" role="img" aria-label="loss of {_text(title)}">{grid}{labels}'
         f'<text x="178" y="192" text-anchor="middle">tokens</text><path d="{raw}" class="raw"/>'
         f'<path d="M{mean}" class="mean"/></svg><figcaption>Loss axis from {_tick(ys[0])}. Running mean over {window} '
         f"steps ends at {means[-1]:.3f}.</figcaption></figure>"
@@ -320,8 +337,9 @@ def _strip(strip: dict[str, Any]) -> str:
     mean = f"; the mean gain is {sum(gains) / len(gains):+.3f} nats per token" if gains else ""
     return (
         f"<h2>Token by token: {_text(strip.get('title') or 'a held-out text')}</h2>"
-        f'<p class="dim">{len(tokens)} tokens, {admitted:.0%} of them with GE or GH admitted{mean}. Point at a token '
-        "for its numbers; \N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} marks a line break inside a token.</p>"
+        f'<p class="dim">{_text(_picked(strip))}{len(tokens)} tokens, {admitted:.0%} of them with GE or GH '
+        f"admitted{mean}. {_shown(tokens)}Point at a token for its numbers; "
+        "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS} marks a line break inside a token.</p>"
         '<div class="grid" style="--least:30rem"><div><h3>Which source</h3><p class="legend"><span>E</span> kept '
         '<span class="GE">GE</span> or <span class="GH">GH</span> admitted; the stronger the colour, the larger alpha, '
         f"its share.</p>{_tokens(tokens, 'the source of each token', full, by_gain=False)}</div>"
@@ -329,6 +347,16 @@ def _strip(strip: dict[str, Any]) -> str:
         f"likely</span> than for the frozen model; full colour from {full:.2f} nats.</p>"
         f"{_tokens(tokens, 'the gain of each token', full, by_gain=True)}</div></div>"
     )
+
+
+def _picked(strip: dict[str, Any]) -> str:
+    return f"Picked by rule, {strip['rule']}. " if strip.get("rule") else ""
+
+
+def _shown(tokens: Sequence[dict[str, Any]]) -> str:
+    sites = len(tokens[0].get("sites") or {})
+    told = "A token has the colour of what the router did at the position that predicted it"
+    return f"{told}, at the site where it admitted most of the {sites} sites. " if sites > 1 else f"{told}. "
 
 
 def _tokens(tokens: Sequence[dict[str, Any]], label: str, full: float, *, by_gain: bool) -> str:
@@ -344,9 +372,16 @@ def _tokens(tokens: Sequence[dict[str, Any]], label: str, full: float, *, by_gai
             strength = 0.12 + 0.5 * min(1.0, max(0.0, alpha or 0.0))
         style = f' style="--o:{strength:.2f}"' if kind else ""
         marked = _text(text).replace("\n", "<i></i>\n")
-        hint = f"{source} · alpha {_or(alpha, '.2f')} · gain {_or(gain, '+.3f')} nats"
+        hint = f"{source} · alpha {_or(alpha, '.2f')} · gain {_or(gain, '+.3f')} nats{_sites(token)}"
         spans.append(f'<span class="t {kind}"{style} title="{_text(hint)}">{marked}</span>')
     return f'<pre tabindex="0" role="region" aria-label="{label}">{"".join(spans)}</pre>'
+
+
+def _sites(token: dict[str, Any]) -> str:
+    """What each of several sites did."""
+    sites = token.get("sites") or {}
+    said = [f"site {name}: {one.get('source')} {_or(_number(one.get('alpha')), '.2f')}" for name, one in sites.items()]
+    return " · " + " · ".join(said) if len(said) > 1 else ""
 
 
 def _or(value: float | None, form: str) -> str:
@@ -363,9 +398,18 @@ def _completion(completion: dict[str, Any]) -> str:
         if completion.get(key)
     )
     return (
-        "<h2>The same prompt, continued</h2>"
+        f"<h2>The same prompt, continued</h2>{_what_prompt(completion)}"
         f'<pre class="wrap">{_text(completion.get("prompt") or "")}</pre><p class="dim">is continued as</p>'
         f'<div class="grid" style="--least:18rem">{columns}</div>'
+    )
+
+
+def _what_prompt(completion: dict[str, Any]) -> str:
+    if not completion.get("title"):
+        return ""
+    size = f" Both continue it by {completion['new_tokens']} tokens, greedily." if "new_tokens" in completion else ""
+    return (
+        f'<p class="dim">{_text(completion["title"])}; picked by rule, before anything was measured.{_text(size)}</p>'
     )
 
 
@@ -381,6 +425,7 @@ def _routing(routing: dict[str, Any]) -> str:
     if not shares and not known:
         return ""
     bar = legend = ""
+    places = "".join(_site(name, one) for name, one in (routing.get("sites") or {}).items())
     if total := sum(shares.values()):
         pieces = "".join(f'<i class="{_text(n)}" style="width:{100 * v / total:.2f}%"></i>' for n, v in shares.items())
         legend = " ".join(f'<span class="{_text(name)}">{_text(name)}</span> {v:.1%}' for name, v in shares.items())
@@ -388,8 +433,20 @@ def _routing(routing: dict[str, Any]) -> str:
     numbers = "".join(f'<div class="dim"><b>{value:.1%}</b>{meanings[key]}</div>' for key, value in known.items())
     return (
         '<h2>Routing</h2><p class="dim">How much of what the memory adds comes from each source, over all held-out '
-        f'positions.</p>{bar}{legend}<div class="grid numbers">{numbers}</div>'
+        f'positions.</p>{bar}{legend}<div class="grid numbers">{numbers}</div>{places}'
     )
+
+
+def _site(name: str, routing: dict[str, Any]) -> str:
+    shares = " · ".join(
+        f"{source} {_or(_share(value), '.1f')}%" for source, value in (routing.get("mass") or {}).items()
+    )
+    return f'<p class="dim">Site {_text(name)}: {_text(shares)}</p>' if shares else ""
+
+
+def _share(value: object) -> float | None:
+    usable = _number(value)
+    return None if usable is None else 100 * usable
 
 
 def _next(commands: Sequence[str]) -> str:
@@ -398,19 +455,24 @@ def _next(commands: Sequence[str]) -> str:
 
 
 def _footer(results: dict[str, Any]) -> str:
-    corpus = results.get("corpus") or {}
+    text = results.get("text") or {}
     seconds = {name: f"{_or(_number(value), '.1f')} s" for name, value in (results.get("seconds") or {}).items()}
     facts = {
         "time": seconds,
+        "most memory": f"{peak:.1f} GiB" if (peak := _number(results.get("peak_gib"))) is not None else None,
         "hardware": results.get("hardware"),
         "command": results.get("command"),
         "backbone": results.get("backbone"),
-        "corpus": corpus.get("name"),
-        "tokens": corpus.get("tokens"),
-        "documents": corpus.get("documents"),
+        "text": text.get("name"),
+        "tokens": text.get("tokens"),
+        **{f"{part} text": names for part, names in (text.get("documents") or {}).items()},
+        "seed": results.get("seed"),
+        "commit": results.get("commit"),
         "versions": results.get("versions"),
     }
-    lines = "".join(f"<dt>{name}</dt><dd>{_text(_plain(value))}</dd>" for name, value in facts.items() if value)
+    lines = "".join(
+        f"<dt>{_text(name)}</dt><dd>{_text(_plain(value))}</dd>" for name, value in facts.items() if value or value == 0
+    )
     return f"<footer><dl>{lines}</dl></footer>" if lines else ""
 
 
