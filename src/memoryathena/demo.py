@@ -37,7 +37,7 @@ from memoryathena.training.run import ADAPTER, STAGE_FACTS, train, write_json
 from memoryathena.training.tracking import EVENTS, read_events
 from memoryathena.training.trouble import Stopped
 
-BACKBONE = "smollm2-135m"
+BACKBONE, TINY = "smollm2-135m", "tiny-random-llama"
 RUN, RESULTS, MARKER, RECIPE = "run", "results.json", "demo.json", "recipe.yaml"
 
 TOKENS = {"memory": 45_056, "pathways": 15_360, "router": 15_360, "valid": 10_240}
@@ -73,12 +73,12 @@ def run(
 ) -> dict[str, Any]:
     """Text, three stages, figures, page. Interrupted, the same call goes on; finished, it begins anew."""
     begun = time.monotonic()
-    name = backbone or (str(folder / RUN / "backbone") if quick else BACKBONE)
+    name = backbone or (str(folder / RUN / TINY) if quick else BACKBONE)
     tokens = QUICK_TOKENS if quick else TOKENS
     recipe = make_recipe(name, folder / RUN / standard_library.name(), tokens, quick, sites, seed)
     goes_on = begin(folder, {"recipe": recipe.model_dump(mode="json"), "tokens": tokens})
-    if quick and backbone is None and not (folder / RUN / "backbone" / "tokenizer.json").is_file():
-        standard_library.tiny_backbone(folder / RUN / "backbone", seed)
+    if quick and backbone is None and not (folder / RUN / TINY / "tokenizer.json").is_file():
+        standard_library.tiny_backbone(folder / RUN / TINY, seed)
     resolve_backbone(name, notes)
     notes.print(_intention(recipe, tokens, folder, goes_on), highlight=False)
 
@@ -144,7 +144,7 @@ def overall(notes: Console) -> Iterator[None]:
     """One line for the whole demo with a running clock, below the bars of its parts."""
     columns = (TextColumn("{task.description}"), BarColumn(pulse_style="cyan"), TimeElapsedColumn())
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
-        bar.add_task("athena demo", total=None)
+        bar.add_task("the whole demo", total=None)
         yield
 
 

@@ -53,9 +53,9 @@ def test_the_page_the_figures_and_what_is_printed(finished: tuple[Path, Path, st
 
 def test_the_folder_is_the_memory(finished: tuple[Path, Path, str]) -> None:
     folder = finished[0]
-    model = load_model(str(folder / "run" / "backbone"), folder, AthenaConfig.preset("small"))
+    model = load_model(str(folder / "run" / demo.TINY), folder, AthenaConfig.preset("small"))
     assert model.stage == "router"
-    result = CliRunner().invoke(app, ["check", str(folder), "--backbone", str(folder / "run" / "backbone")])
+    result = CliRunner().invoke(app, ["check", str(folder), "--backbone", str(folder / "run" / demo.TINY)])
     assert result.exit_code == 0, result.output
 
 
@@ -104,7 +104,7 @@ def test_a_folder_with_other_files_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_functions_are_found_token_by_token(finished: tuple[Path, Path, str], tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(str(finished[0] / "run" / "backbone"))
+    tokenizer = load_tokenizer(str(finished[0] / "run" / demo.TINY))
     said = '    """' + "What it says, with an é and a form feed\x0c in it. " * 5 + '"""\n'
     text = f"import os\n\n\ndef bare():\n    pass\n\n\ndef first(x):\n{said}    return x\n\n\ndef second(y):\n{said}"
     file = tmp_path / "module.py"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Answers = dict[str, Any]  # by use
+Entry = tuple[str, Answers, Answers]  # key, answers, routing
 
 
 def key_of(*parts: Any) -> str:
@@ -42,13 +43,12 @@ class Book:
         self.answers.setdefault(key, {}).update(answers)
         self.routing.setdefault(key, {}).update(routing)
 
-    def missing(self, key: str, uses: tuple[str, ...], traced: bool = False) -> list[str]:
-        """The uses under which this key has not been answered (or traced, where that is wanted)."""
-        known = self.answers.get(key, {})
-        seen = self.routing.get(key, {})
-        return [use for use in uses if use not in known or (traced and use != "off" and use not in seen)]
+    def missing(self, key: str, uses: tuple[str, ...], watched: frozenset[str] = frozenset()) -> tuple[str, ...]:
+        """The uses under which this key has not been answered, or not traced where that is wanted."""
+        known, seen = self.answers.get(key, {}), self.routing.get(key, {})
+        return tuple(use for use in uses if use not in known or (use in watched and use not in seen))
 
-    def write(self, entries: list[tuple[str, Answers, Answers]]) -> None:
+    def write(self, entries: list[Entry]) -> None:
         """Take in a batch."""
         for entry in entries:
             self._take(*entry)

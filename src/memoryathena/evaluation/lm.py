@@ -1,11 +1,11 @@
 """A model with a memory as a model of lm-evaluation-harness: `--model athena`.
 
 Everything but the loading is the harness's own `hf` model, so every stock task works, right-padded without a mask and
-left-padded with one, and `use=off` is `hf` to the bit. One kind of request is added: the log-probability of the first
-token of each of several words, which the classification tasks are scored by.
+left-padded with one, and `use=off` is `hf` to the bit. Three kinds of request are added for our tasks: the first
+tokens of words, the mean log-probability of a continuation, and a text with its number of tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from memoryathena.evaluation.scoring import is_lone_space
 TAIL = 32
 
 Tokens = list[int]
-TokenRequest = tuple[Any, Tokens, Tokens]  # what the harness calls it by, context, continuation
+TokenRequest = tuple[Any, Tokens, Tokens]  # what was asked, context, continuation
+FirstToken = tuple[int, float, bool]  # the first token with text, its log p, whether a lone space marker came before
 
 
 @register_model("athena")
@@ -49,11 +50,15 @@ class AthenaLM(HFLM):
         self._cut: dict[tuple[str, str], Tokens] = {}
         super().__init__(pretrained=pretrained, tokenizer=pretrained.tokenizer, backend="causal", **kwargs)
 
-    def next_token(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[list[tuple[int, float, bool]]]:
+    def next_token(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[list[FirstToken]]:
         """For each (context, words): per word the first token that carries text, its log p, and whether a lone space
         marker had to be passed over (it then belongs to the context)."""
         plans = [self.first_tokens(*request.args) for request in requests]
-        flat = [(None, context, [token]) for plan in plans for context, token, _ in plan]
+        flat: list[TokenRequest] = [
+            (request.args, context, [token])
+            for request, plan in zip(requests, plans, strict=True)
+            for context, token, _ in plan
+        ]
         answers = iter(self._loglikelihood_tokens(flat, disable_tqdm=disable_tqdm))
         return [[(token, next(answers)[0], marked) for _, token, marked in plan] for plan in plans]
 
@@ -74,10 +79,13 @@ class AthenaLM(HFLM):
             out.append((given + tokens[:skip], tokens[skip], skip > 0))
         return out
 
+    def mean_loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """For each (context, continuation): log p of the continuation over its number of tokens."""
+        sums = self.loglikelihood(list(requests), disable_tqdm=disable_tqdm)
+        lengths = [len(self._encode_pair(*request.args)[1]) for request in requests]
+        return [log_p / length for (log_p, _), length in zip(sums, lengths, strict=True)]
 
-def distinct(scores: Sequence[tuple[int, float, bool]]) -> dict[int, float]:
-    """Log p by token: words of one label that begin with the same token count once."""
-    return {token: score for token, score, _ in scores}
-
-
-Progress = Callable[[str, int, int], None]  # kind of request, done, of how many
+    def scored_text(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, int]]:
+        """For each (text,): its log p and its number of tokens."""
+        sums = self.loglikelihood_rolling(list(requests), disable_tqdm=disable_tqdm)
+        return [(log_p, len(self.tok_encode(r.args[0]))) for log_p, r in zip(sums, requests, strict=True)]

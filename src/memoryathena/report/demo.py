@@ -184,7 +184,7 @@ def _lede(results: dict[str, Any]) -> str:
     stages = " + ".join(_plain(tokens[stage]) for stage in STAGES if stage in tokens)
     held_out = f"{_plain(tokens['valid'])} tokens" if "valid" in tokens else "text"
     what = (
-        f"{results.get('backbone') or 'The language model'} itself was left as it is. Beside it a memory was "
+        f"{_model(results)} itself was left as it is. Beside it a memory was "
         f"trained on {text.get('name') or 'a text'}"
         f"{f', in three stages of {stages} tokens' if stages else ''}, then tested on "
         f"{held_out} that the memory had not been trained on. Perplexity is how many equally likely next tokens the "
@@ -195,6 +195,11 @@ def _lede(results: dict[str, Any]) -> str:
         f'{note}<p>{_text(what)} <b>lower is better</b>.</p><p class="dim">This is one run; differences of a fraction '
         "of a per cent may be chance.</p>"
     )
+
+
+def _model(results: dict[str, Any]) -> str:
+    """A folder's own name, not the way there."""
+    return str(results.get("backbone") or "The language model").rstrip("/").rpartition("/")[2]
 
 
 def _perplexity(results: dict[str, Any]) -> str:
@@ -321,7 +326,7 @@ def _curve(stage: str, phase: str, points: Sequence[dict[str, Any]]) -> str:
         f'<figure>{head}<svg viewBox="0 0 320 196" role="img" aria-label="loss of {_text(title)}">{grid}{labels}'
         f'<text x="178" y="192" text-anchor="middle">tokens</text><path d="{raw}" class="raw"/>'
         f'<path d="M{mean}" class="mean"/></svg><figcaption>Loss axis from {_tick(ys[0])}. Running mean over {window} '
-        f"steps ends at {means[-1]:.3f}.</figcaption></figure>"
+        f"step{'s' * (window > 1)} ends at {means[-1]:.3f}.</figcaption></figure>"
     )
 
 
