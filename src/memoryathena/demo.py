@@ -25,8 +25,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from memoryathena import showcase, standard_library
 from memoryathena.backbone.fetch import resolve_backbone
-from memoryathena.backbone.load import load_backbone, load_tokenizer
+from memoryathena.backbone.load import load_backbone, load_config, load_tokenizer
 from memoryathena.backbone.model import AthenaModel
+from memoryathena.backbone.sites import position_limit
 from memoryathena.config import merge
 from memoryathena.corpus.plan import Plan
 from memoryathena.corpus.prepare import prepare
@@ -75,11 +76,14 @@ def run(
     begun = time.monotonic()
     name = backbone or (str(folder / RUN / TINY) if quick else BACKBONE)
     tokens = QUICK_TOKENS if quick else TOKENS
-    recipe = make_recipe(name, folder / RUN / standard_library.name(), tokens, quick, sites, seed)
+    own = quick and backbone is None
+    if not own:
+        resolve_backbone(name, notes)
+    longest = None if own else position_limit(load_config(name))
+    recipe = make_recipe(name, folder / RUN / standard_library.name(), tokens, quick, sites, seed, longest)
     goes_on = begin(folder, {"recipe": recipe.model_dump(mode="json"), "tokens": tokens})
-    if quick and backbone is None and not (folder / RUN / TINY / "tokenizer.json").is_file():
+    if own and not (folder / RUN / TINY / "tokenizer.json").is_file():
         standard_library.tiny_backbone(folder / RUN / TINY, seed)
-    resolve_backbone(name, notes)
     notes.print(_intention(recipe, tokens, folder, goes_on), highlight=False)
 
     with overall(notes):
@@ -96,7 +100,7 @@ def run(
         "text": {key: value for key, value in text.items() if key != "files"},
         "curves": {stage: curve(recipe, folder / RUN, stage) for stage in recipe.stages},
         "next": next_steps(name, folder, recipe),
-        "note": QUICK_NOTE if quick and backbone is None else "",
+        "note": QUICK_NOTE if own else "",
     }
     results["seconds"] = {**record["seconds"], "total": round(time.monotonic() - begun, 1)}
     results["peak_gib"] = round(_peak_bytes() / 2**30, 2)
@@ -109,10 +113,19 @@ def run(
 
 
 def make_recipe(
-    backbone: str, corpus: Path, tokens: dict[str, int], quick: bool, sites: list[int] | None, seed: int
+    backbone: str,
+    corpus: Path,
+    tokens: dict[str, int],
+    quick: bool,
+    sites: list[int] | None,
+    seed: int,
+    longest: int | None = None,
 ) -> Recipe:
-    """The whole run in one value."""
+    """The whole run in one value; rows are no longer than the backbone can read."""
     settings = QUICK_SETTINGS if quick else SETTINGS
+    if longest is not None:
+        length = min(longest, settings["training"]["max_length"])
+        settings = merge(settings, {"training": {"max_length": length}})
     budget = {stage: {"max_tokens": tokens[stage]} for stage in ("memory", "pathways", "router")}
     sites = sites or SITES.get(backbone)
     changes = {"training": budget, "model": {"sites": sites} if sites else {}}

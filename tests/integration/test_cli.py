@@ -159,9 +159,12 @@ def test_inspect(athena_cli: Any, adapter: Path, tmp_path: Path) -> None:
 
 
 def test_demo_runs_on_any_backbone(athena_cli: Any, model_folder: Path, tmp_path: Path) -> None:
-    code, out, _ = athena_cli("demo", "--backbone", model_folder, "--folder", tmp_path / "demo", "--sites", "1,3")
-    assert code == 0
+    """Also on one that reads no more than 128 positions: the rows are as short."""
+    place = ("--folder", tmp_path / "demo", "--sites", "1,3")
+    code, out, err = athena_cli("demo", "--quick", "--backbone", model_folder, *place)
+    assert code == 0, err
     assert "bit for bit: True" in out
+    assert json.loads((tmp_path / "demo" / "results.json").read_text())["options"]["training"]["max_length"] == 128
 
 
 def test_help_needs_no_torch() -> None:

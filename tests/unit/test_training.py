@@ -139,7 +139,7 @@ def test_schedules() -> None:
 
 
 def test_straight_through_is_the_rule_forwards_and_a_mixture_backwards() -> None:
-    e, ge, gh = torch.randn(3, 1, 6, 4)
+    e, ge, gh = torch.randn(3, 1, 6, 4).requires_grad_().unbind()
     raw = torch.randn(1, 6, 3, requires_grad=True)
 
     def advantage() -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,9 +155,11 @@ def test_straight_through_is_the_rule_forwards_and_a_mixture_backwards() -> None
     torch.testing.assert_close(soft.residual, hard.residual)
     assert torch.equal(soft.alpha, hard.alpha)
     weight = torch.randn(1, 6, 4)
-    (soft.residual * weight).sum().backward()
+    head, *values = torch.autograd.grad((soft.residual * weight).sum(), (raw, e, ge, gh))
     advantages, confidences = advantage()
     p = torch.softmax(advantages / 0.15, dim=-1) * confidences
     mixture = e + p[..., 1:2] * (ge - e) + p[..., 2:3] * (gh - e)
     (expected,) = torch.autograd.grad((mixture * weight).sum(), raw)
-    torch.testing.assert_close(raw.grad, expected)
+    torch.testing.assert_close(head, expected)
+    for s, value in enumerate(values):
+        torch.testing.assert_close(value, hard.weights_3[..., s, None] * weight)

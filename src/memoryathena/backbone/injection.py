@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
+from memoryathena.backbone.sites import position_limit
 from memoryathena.backbone.state import (
     DecodingState,
     Layout,
@@ -165,10 +166,9 @@ class Injection:
         return state
 
     def _check_limit(self, length: int) -> None:
-        config = self.host.config.get_text_config()
-        limit = getattr(config, "max_position_embeddings", None)
+        limit, kind = position_limit(self.host.config), self.host.config.get_text_config().model_type
         if limit is not None and length > limit:
-            raise AthenaError(f"the sequence has {length} positions; {config.model_type} was built for at most {limit}")
+            raise AthenaError(f"the sequence has {length} positions; {kind} was built for at most {limit}")
 
     def _read(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state: DecodingState, plan: Plan) -> Pass:
         """Look up the rows and lay out the windows of this pass."""

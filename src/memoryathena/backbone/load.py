@@ -22,6 +22,14 @@ def load_backbone(name: str, dtype: str = "auto", device: str | None = None) -> 
     return model, load_tokenizer(name)
 
 
+def load_config(name: str) -> Any:
+    """What a backbone says of itself, without its weights."""
+    from transformers import AutoConfig
+
+    with _one_line(name, "the config"), quiet_transformers():
+        return AutoConfig.from_pretrained(resolve_backbone(name))
+
+
 def load_tokenizer(name: str) -> Any:
     """Tokenizer of a fetched model's name, a directory or a hub id."""
     from transformers import AutoTokenizer

@@ -1,6 +1,7 @@
 """Where each architecture keeps its blocks. Adding one is adding a row."""
 
 from operator import attrgetter
+from typing import Any
 
 from torch import nn
 
@@ -62,3 +63,8 @@ def find_blocks(backbone: nn.Module, block_path: str | None) -> nn.ModuleList:
     if not isinstance(blocks, nn.ModuleList):
         raise AthenaError(f"block_path {path!r} of {model_type!r} is a {type(blocks).__name__}, not a list of blocks")
     return blocks
+
+
+def position_limit(config: Any) -> int | None:
+    """The longest sequence that a backbone was built for, where its config says."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)

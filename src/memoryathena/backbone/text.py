@@ -4,13 +4,14 @@ import torch
 from transformers import set_seed
 
 from memoryathena.backbone.model import AthenaModel
+from memoryathena.backbone.sites import position_limit
 from memoryathena.errors import AthenaError
 
 
 def complete(model: AthenaModel, text: str, max_new_tokens: int = 64, temperature: float = 0.0, seed: int = 0) -> str:
     """What the model adds to a text, under the pathway in use."""
     inputs = model.tokenizer(text, return_tensors="pt").to(model.input_device)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = position_limit(model.config)
     length = inputs.input_ids.shape[1]
     if limit is not None and length + max_new_tokens > limit:
         raise AthenaError(

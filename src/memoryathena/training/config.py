@@ -17,7 +17,7 @@ from memoryathena.config import SOURCES, Config
 from memoryathena.memory.policies import AUXILIARY_USES
 
 STAGES = ("memory", "pathways", "router")
-LEARNING_USES = (*SOURCES, *AUXILIARY_USES)
+LEARNING_USES = (*SOURCES, "router", *AUXILIARY_USES)
 
 
 class StageConfig(Config):
@@ -44,8 +44,8 @@ class StageConfig(Config):
     lr_scheduler_type: Literal["constant_with_drop", "cosine", "linear", "constant"] = "constant_with_drop"
     """constant_with_drop: full rate, then 0.3 of it for the last fifth."""
     paths: tuple[str, ...] | None = None
-    """Stage pathways: the rules whose mean loss it follows; none means the endpoints E, GE, GH. Rules of the auxiliary
-    heads (soft, hard, subset-soft, …, E+GH) train those heads too, and readers that are good in a mixture.
+    """Stage pathways: the rules whose mean loss it follows; none means the endpoints E, GE, GH. The router and rules of
+    the auxiliary heads (soft, hard, subset-soft, …, E+GH) train their heads too, and readers that are good together.
     Stage router: rules of the auxiliary heads that go on learning beside it; none means soft, where there is one."""
     distillation: float = Field(default=0.3, ge=0, le=1)
     """Stage router: the share of its steps that distil advantages before the realised loss takes over; 1 is the

@@ -9,7 +9,7 @@ import torch
 
 from memoryathena.config import SOURCES
 from memoryathena.memory.policies import Anchored, Candidates, Decision
-from memoryathena.memory.router import Admission
+from memoryathena.memory.router import Admission, interpolate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Probe:
 
 @dataclasses.dataclass(frozen=True)
 class StraightThrough:
-    """Forward the admission rule exactly; backward as if the sources were mixed softly.
+    """Forward the admission rule exactly; backward exact for the values, for the head as if it mixed softly.
 
     The rule's own gradient is zero almost everywhere. The surrogate mixes by p_s sigmoid(c_s), p the softmax of the
     advantages at the rule's own temperature, with E's advantage 0: it moves a head towards admitting what would have
-    lowered the loss, also where nothing is admitted yet.
+    lowered the loss, also where nothing is admitted yet. Readers that learn too get the gradient of what was let in.
     """
 
     rule: Admission
@@ -50,9 +50,12 @@ class StraightThrough:
     def __call__(self, c: Candidates) -> Decision:
         """The rule's residual with the surrogate's gradient."""
         decision = Anchored(self.rule)(c)
+        e = c.values["E"]
+        let_in = torch.where((decision.source == 2)[..., None], c.values["GH"], c.values["GE"])
+        exact = interpolate(e, let_in, decision.alpha.detach())
         advantages_3, confidences_3 = c.advantage()
         p_3 = torch.softmax(advantages_3 / self.rule.temperature, dim=-1)
         usable_3 = p_3 * confidences_3 * c.active_3
-        e = c.values["E"]
-        soft = e + sum(usable_3[..., s, None] * (c.values[SOURCES[s]] - e) for s in (1, 2))
-        return dataclasses.replace(decision, residual=decision.residual.detach() + (soft - soft.detach()))
+        away = [(c.values[source] - e).detach() for source in SOURCES]
+        soft = usable_3[..., 1, None] * away[1] + usable_3[..., 2, None] * away[2]
+        return dataclasses.replace(decision, residual=exact + (soft - soft.detach()))

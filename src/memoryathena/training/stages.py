@@ -68,7 +68,7 @@ class PathwaysStage(Stage):
     name, validated = "pathways", SOURCES
 
     def trained(self, model: AthenaModel) -> dict[str, nn.Parameter]:
-        """Everything of a site but the advantage head; the auxiliary heads where a rule of theirs is followed.
+        """Everything of a site but the heads; a head where a rule that reads it is followed.
 
         Forced endpoints give the semantic projection no gradient: alone, they leave it as it was drawn.
         """
@@ -76,7 +76,7 @@ class PathwaysStage(Stage):
 
     def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor:
         """All rules in one pass."""
-        return _summed_over({name: model.policy(name) for name in self._paths}, model, batch) / len(self._paths)
+        return _summed_over({name: learnable(model, name) for name in self._paths}, model, batch) / len(self._paths)
 
     @property
     def _paths(self) -> tuple[str, ...]:
@@ -98,9 +98,7 @@ class RouterStage(Stage):
         """By the phase that this share of the stage lies in."""
         if progress < self.config.distillation:
             return self._distil(model, batch)
-        policies: dict[str, Policy | None] = {"router": StraightThrough(Admission.of(model.config_athena.router))}
-        policies |= {name: model.policy(name) for name in self._beside(model)}
-        return _summed_over(policies, model, batch)
+        return _summed_over({name: learnable(model, name) for name in ("router", *self._beside(model))}, model, batch)
 
     def _beside(self, model: AthenaModel) -> tuple[str, ...]:
         default = ("soft",) if model.config_athena.auxiliary else ()
@@ -131,10 +129,15 @@ def make_stage(name: str, config: StageConfig) -> Stage:
     return MemoryStage() if name == "memory" else {"pathways": PathwaysStage, "router": RouterStage}[name](config)
 
 
+def learnable(model: AthenaModel, name: str) -> Policy | None:
+    """The rule called `name`, with a gradient for its head."""
+    return StraightThrough(Admission.of(model.config_athena.router)) if name == "router" else model.policy(name)
+
+
 def _heads(paths: Sequence[str]) -> tuple[str, ...]:
-    """The auxiliary heads that these rules read."""
+    """The heads that these rules read."""
     ordinary, subset = any(path in AUXILIARY_USES for path in paths), any("subset" in path for path in paths)
-    return ("ordinary",) * ordinary + ("subset",) * subset
+    return ("advantage",) * ("router" in paths) + ("ordinary",) * ordinary + ("subset",) * subset
 
 
 def _summed_over(policies: Mapping[str, Policy | None], model: AthenaModel, batch: Batch) -> Tensor:
