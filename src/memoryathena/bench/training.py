@@ -70,6 +70,13 @@ def measure_training(
     return rows
 
 
+def random_batch(model: AthenaModel, rows: int, length: int) -> Batch:
+    """Any tokens: what they are changes no time."""
+    vocabulary = len(model.tokenizer)
+    ids_BT = torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
+    return Batch(ids_BT, torch.zeros_like(ids_BT))
+
+
 @contextlib.contextmanager
 def learning(model: AthenaModel, stage: Stage) -> Iterator[list[nn.Parameter]]:
     """Only what the stage trains has gradients."""

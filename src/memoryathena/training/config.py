@@ -30,6 +30,11 @@ class StageConfig(Config):
     per_device_train_batch_size: PositiveInt = 2
     gradient_accumulation_steps: PositiveInt = 1
     learning_rate: PositiveFloat = 1e-3
+    direct_learning_rate: PositiveFloat | None = None
+    """Stage pathways: of E's readers, which have learned already; none means learning_rate."""
+    table_optim: Literal["rows", "adamw"] = "rows"
+    """Row by row, with state for the rows that were read (`training/optim.py`); or AdamW over the whole table, as
+    published: its state is twice the table."""
     table_learning_rate: PositiveFloat = 0.1
     """Rows are hit rarely: published rates of 3e-5 learn nothing here (docs/log.md)."""
     weight_decay: NonNegativeFloat = 0.01

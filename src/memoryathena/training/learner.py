@@ -37,13 +37,14 @@ class Learner:
     def make(cls, model: AthenaModel, stage: Stage, options: StageConfig, world: World) -> "Learner":
         """A fresh one."""
         parameters = stage.trained(model)
-        rows = OwnRows(parameters[TABLE], world) if TABLE in parameters else None
-        return cls(model, stage, options, world, parameters, rows, _optimisers(parameters, rows, options))
+        row_wise = TABLE in parameters and options.table_optim == "rows"
+        rows = OwnRows(parameters[TABLE], world) if row_wise else None
+        return cls(model, stage, options, world, parameters, rows, _optimisers(stage.name, parameters, rows, options))
 
     @property
     def readers(self) -> list[nn.Parameter]:
-        """All but the table."""
-        return [parameter for name, parameter in self.parameters.items() if name != TABLE]
+        """All but a table that learns row by row."""
+        return [parameter for name, parameter in self.parameters.items() if name != TABLE or self.rows is None]
 
     def step(self, batches: list[Batch], step: int, steps: int, folder: Path | None) -> tuple[float, float]:
         """One optimiser step: the loss over all its rows, as one large batch would have it, and the gradient's norm."""
@@ -86,13 +87,13 @@ class Learner:
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
-        """While it lasts only the stage's parameters have gradients, and the table's are sparse."""
+        """While it lasts only the stage's parameters have gradients, and those of a row-wise table are sparse."""
         table, ids = self.model.memory.table, {id(p) for p in self.parameters.values()}
         before = [(p, p.requires_grad) for p in self.model.memory.parameters()]
         try:
             for parameter, _ in before:
                 parameter.requires_grad_(id(parameter) in ids)
-            table.sparse = True
+            table.sparse = self.rows is not None
             self.model.train()
             yield
         finally:
@@ -104,16 +105,22 @@ class Learner:
 
 
 def _optimisers(
-    parameters: dict[str, nn.Parameter], rows: OwnRows | None, options: StageConfig
+    name: str, parameters: dict[str, nn.Parameter], rows: OwnRows | None, options: StageConfig
 ) -> list[torch.optim.Optimizer]:
-    """AdamW for the readers, without decay on norms and biases; row-wise Adam for the table."""
-    readers = [p for name, p in parameters.items() if name != TABLE]
-    groups = [
-        {"params": [p for p in readers if p.ndim > 1], "weight_decay": options.weight_decay},
-        {"params": [p for p in readers if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    """AdamW for the readers, without decay on norms and biases; row-wise Adam for the table, or AdamW too."""
+    settled = options.direct_learning_rate if name == "pathways" else None
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for key, parameter in parameters.items():
+        if key == TABLE and rows is not None:
+            continue
+        lr, decay = options.learning_rate, options.weight_decay if parameter.ndim > 1 else 0.0
+        if key == TABLE:
+            lr, decay = options.table_learning_rate, options.table_weight_decay
+        elif settled is not None and key.split(".")[2] in ("norm", "direct"):
+            lr = settled
+        groups.setdefault((lr, decay), []).append(parameter)
     optimisers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([group for group in groups if group["params"]], lr=options.learning_rate)
+        torch.optim.AdamW([{"params": group, "lr": lr, "weight_decay": decay} for (lr, decay), group in groups.items()])
     ]
     if rows is not None:
         shape = {"surprise": options.table_surprise, "settling": options.table_settling}

@@ -17,7 +17,7 @@ PRESET = "small"
 
 
 class TokenFiles(Config):
-    """Files of plain little-endian uint16 token ids, each read as one document."""
+    """Files of plain little-endian uint16 token ids, each read as one document; FILE[a:b] is tokens a to b of it."""
 
     memory: Path | None = None
     pathways: Path | None = None

@@ -1,6 +1,7 @@
 """The text of a run: parts of a prepared corpus or plain files of tokens, with who they are."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from memoryathena.training.data import Rows, TokenArray, Windows
 from memoryathena.training.recipe import Recipe
 
 TOKEN = np.dtype("<u2")
+PIECE = re.compile(r"(?P<file>.+)\[(?P<first>\d*):(?P<last>\d*)\]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,15 +71,21 @@ def open_corpus_part(folder: Path, part: str, tokenizer: Any, verify: bool) -> T
 
 
 def open_tokens(file: Path, vocabulary: int) -> Text:
-    """A file of token ids, none of them beyond the vocabulary."""
-    file = file.expanduser()
+    """A file of token ids, or FILE[a:b], a range of it; none of them beyond the vocabulary."""
+    named = PIECE.fullmatch(str(file.expanduser()))
+    path = Path(named["file"]) if named else file.expanduser()
     try:
-        size = file.stat().st_size
+        size = path.stat().st_size
     except OSError as error:
-        raise AthenaError(f"cannot read {file}: {error.strerror}") from None
+        raise AthenaError(f"cannot read {path}: {error.strerror}") from None
     if size == 0 or size % TOKEN.itemsize:
-        raise AthenaError(f"{file} has {size} bytes: a file of tokens is uint16 ids, two bytes each")
-    tokens = np.memmap(file, dtype=TOKEN, mode="r")
+        raise AthenaError(f"{path} has {size} bytes: a file of tokens is uint16 ids, two bytes each")
+    tokens: np.ndarray = np.memmap(path, dtype=TOKEN, mode="r")
+    if named:
+        first, last = int(named["first"] or 0), int(named["last"] or tokens.size)
+        if not first < last <= tokens.size:
+            raise AthenaError(f"{file}: {path.name} has tokens 0 to {tokens.size}, which do not hold [{first}:{last}]")
+        tokens = tokens[first:last]
     if (top := int(tokens.max())) >= vocabulary:
-        raise AthenaError(f"{file} has token id {top}, the tokenizer knows {vocabulary}: it is of another tokenizer")
-    return Text(str(file), tokens.size, sha256(file), TokenArray(tokens))
+        raise AthenaError(f"{path} has token id {top}, the tokenizer knows {vocabulary}: it is of another tokenizer")
+    return Text(str(file), tokens.size, sha256(path), TokenArray(tokens))
