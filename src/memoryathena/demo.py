@@ -44,7 +44,14 @@ RUN, RESULTS, MARKER, RECIPE = "run", "results.json", "demo.json", "recipe.yaml"
 TOKENS = {"memory": 45_056, "pathways": 15_360, "router": 15_360, "valid": 10_240}
 SETTINGS: dict[str, Any] = {
     "model": {"preset": "small", "memory": {"orders": [1, 2, 3], "rows": 43_690}},
-    "training": {"max_length": 512, "per_device_eval_batch_size": 2, "save_steps": 20},
+    "training": {
+        "max_length": 512,
+        "per_device_eval_batch_size": 2,
+        "save_steps": 20,
+        # So little text is few steps: small ones, and fast ones for what has learned nothing yet.
+        "pathways": {"per_device_train_batch_size": 1, "learning_rate": 3e-3, "direct_learning_rate": 5e-4},
+        "router": {"per_device_train_batch_size": 1, "learning_rate": 5e-3, "distillation": 0.2},
+    },
 }
 SITES = {BACKBONE: [2, 10]}
 """Where the memory of a known backbone goes; others take the preset's choice."""

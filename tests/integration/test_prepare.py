@@ -399,7 +399,7 @@ def test_the_command(
         "examples": 1,
         "comparable": 2,
         "share": 0.5,
-        "first_examples": [1],
+        "rows": [1],
     }
     assert sum(row["examples"] for part, row in result["overlap"][0]["ngrams"]["8"].items() if part != "all") == 1
     code, out, err = athena("--overlap", evaluation, "--overlap", tmp_path / "e.txt")  # of the corpus that is there

@@ -1,5 +1,6 @@
 """The laws once more on real models. Run by `.ci/run` after `athena fetch`; not part of `make test`."""
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.models import byte_level_tokenizer, excite
 from tests.properties.test_addresses import MIXED_TEXT, rows_by_boundary
 
 pytestmark = pytest.mark.real
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +74,13 @@ def test_word_addresses_agree_across_the_real_tokenizers() -> None:
             shared = set(a) & set(b)
             assert len(shared) > 1000
             assert all(a[end] == b[end] for end in shared)
+
+
+def test_the_demo_gained_on_modules_that_it_never_saw() -> None:
+    """`.ci/run` has just made it: E at least 3% below the bare model, the router below E."""
+    found = json.loads((ROOT / "athena-demo" / "results.json").read_text())
+    valid = found["perplexity"]["valid"]
+    assert valid["E"] < 0.97 * valid["off"]
+    assert valid["router"] < valid["E"]
+    assert found["backbone_unchanged"] is True
+    assert found["peak_gib"] < 6

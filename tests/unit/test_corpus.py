@@ -314,15 +314,15 @@ def test_overlap_by_hand(tmp_path: Path) -> None:
     assert evaluation.examples == 5
     found = evaluation.nothing()
     evaluation.find("so one, two\nthree; fourth five", found)
-    assert evaluation.report(3, found[3]) == {"examples": 1, "comparable": 3, "share": 1 / 3, "first_examples": [1]}
+    assert evaluation.report(3, found[3]) == {"examples": 1, "comparable": 3, "share": 1 / 3, "rows": [1]}
     assert evaluation.report(2, found[2]) == {  # one two, two three
         "examples": 3,
         "comparable": 5,
         "share": 3 / 5,
-        "first_examples": [1, 2, 5],
+        "rows": [1, 2, 5],
     }
     evaluation.find("four five six", found)  # four five; six is no neighbour of five in any one string but five six
-    assert evaluation.report(2, found[2])["first_examples"] == [1, 2, 4, 5]
+    assert evaluation.report(2, found[2])["rows"] == [1, 2, 4, 5]
     assert evaluation.report(3, found[3])["examples"] == 1
     assert words("The café's “naïve” owner") == ["the", "cafe", "s", "naive", "owner"]
 
@@ -335,7 +335,7 @@ def test_words_that_the_evaluation_lacks_break_an_ngram(tmp_path: Path) -> None:
     evaluation.find("a x b c a b . b c", found)
     assert not found[3].any()
     evaluation.find("A. B. C.", found)
-    assert evaluation.report(3, found[3])["first_examples"] == [1]
+    assert evaluation.report(3, found[3])["rows"] == [1]
 
 
 @pytest.mark.parametrize(

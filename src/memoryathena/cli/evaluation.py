@@ -87,17 +87,19 @@ def _print_task(task: str, records: list[dict[str, Any]]) -> None:
     for record in records:
         table.add_row(record["use"], *(f"{record['metrics'][metric]:.4f}" for metric in metrics))
     console.print(table)
-    for line in noted(records[0]):
+    for line in noted(records):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def noted(record: dict[str, Any]) -> list[str]:
-    """What was not as it should be, in words."""
+def noted(records: list[dict[str, Any]]) -> list[str]:
+    """What was not as it should be in a task's records, in words."""
     lines = []
-    if malformed := record["malformed"]["n"]:
-        first = record["malformed"]["rows"][0]
+    if malformed := records[0]["malformed"]["n"]:
+        first = records[0]["malformed"]["rows"][0]
         lines.append(f"not scored: {malformed:,} malformed rows, such as row {first['row']} ({first['reason']})")
-    lines += [f"{flag}: {count:,} examples under {record['use']}" for flag, count in record["flags"].items()]
-    if lone := record["lone_space_labels"]:
+    for flag in dict.fromkeys(flag for record in records for flag in record["flags"]):
+        counts = [f"{r['flags'][flag]:,} under {r['use']}" for r in records if flag in r["flags"]]
+        lines.append(f"{flag}, examples: {', '.join(counts)}")
+    if lone := records[0]["lone_space_labels"]:
         lines.append(f"label words whose first token is a lone space marker, passed over: {', '.join(lone)}")
     return lines

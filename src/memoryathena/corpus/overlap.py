@@ -99,7 +99,7 @@ class Evaluation:
             "examples": int(hit.size),
             "comparable": comparable,
             "share": int(hit.size) / comparable if comparable else None,
-            "first_examples": [int(index) + 1 for index in hit[:5]],
+            "rows": [int(index) + 1 for index in hit],
         }
 
     def _value(self, word: str) -> int:
