@@ -17,10 +17,23 @@ from torch import Tensor
 from memoryathena.backbone.injection import Plan
 from memoryathena.backbone.model import AthenaModel
 from memoryathena.backbone.state import state_of
+from memoryathena.config import SOURCES
 from memoryathena.memory.policies import Candidates, Decision, Policy
 
 # Leaving costs a copy of the cache: rows leave together, when a quarter of them is done.
 LEAVE_BELOW = 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A rule that is shown all sources, whatever it needs."""
+
+    rule: Policy
+    needs: frozenset[str] = frozenset(SOURCES)
+
+    def __call__(self, c: Candidates) -> Decision:
+        """The rule's."""
+        return self.rule(c)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +102,7 @@ def decode_greedily(
     announce: Announce | None = None,
 ) -> dict[str, list[list[int]]]:
     """New tokens of each prompt (left-padded) under each policy, until `finished` says so of them or the limit."""
+    policies = _offered(policies)
     names, rules, B = tuple(policies), tuple(policies.values()), ids_BT.shape[0]
     rows = [(name, prompt) for name in names for prompt in range(B)]
     written: dict[tuple[str, int], list[int]] = {row: [] for row in rows}
@@ -123,6 +137,14 @@ def decode_greedily(
         with model.lanes(step_policies):
             logits = _forward(model, tokens_N[:, None], mask, position, cache).logits[:, -1]
     return {name: [written[name, prompt] for prompt in range(B)] for name in names}
+
+
+def _offered(policies: Mapping[str, Policy | None]) -> Mapping[str, Policy | None]:
+    """A site offers a rule one source or all three: side by side, no two alone can be needed."""
+    needs = frozenset[str]().union(*(rule.needs for rule in policies.values() if rule is not None))
+    if len(needs) != 2:
+        return policies
+    return {name: None if rule is None else Shown(rule) for name, rule in policies.items()}
 
 
 def _forward(model: AthenaModel, ids: Tensor, mask: Tensor, position: Tensor, cache: Any) -> Any:

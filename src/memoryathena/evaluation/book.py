@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from memoryathena.errors import AthenaError
+
 Answers = dict[str, Any]  # by use
 Entry = tuple[str, Answers, Answers]  # key, answers, routing
 
@@ -35,9 +37,12 @@ class Book:
         whole = text[: text.rfind(b"\n") + 1]
         if len(whole) < len(text):  # cut off in the middle of a line: go on from its beginning
             path.write_bytes(whole)
-        for line in whole.decode().splitlines():
-            entry = json.loads(line)
-            self._take(entry["key"], entry["answers"], entry["routing"])
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                self._take(entry["key"], entry["answers"], entry["routing"])
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise AthenaError(f"{path}: line {number} is damaged; delete the file, and it is made again") from None
 
     def _take(self, key: str, answers: Answers, routing: Answers) -> None:
         self.answers.setdefault(key, {}).update(answers)

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
@@ -29,8 +29,10 @@ from memoryathena.memory.policies import Fixed
 
 CUT_PROMPT = "prompt cut to the context"
 FULL_ANSWER = "answer reached the limit"
-GREEDY = {"do_sample": False, "temperature": 0.0, "num_beams": 1}
+GREEDY = {"do_sample": False, "temperature": 0.0, "num_beams": 1, "use_cache": True}
+SAMPLING = {"top_p", "top_k", "min_p", "typical_p"}  # says nothing without sampling
 
+T = TypeVar("T")
 Advance = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
 
@@ -108,28 +110,23 @@ class LanesLM(AthenaLM):
 
     def _answer(self, sequences: list[Asked]) -> None:
         """Whatever the book does not have, longest first."""
-        todo: dict[tuple[str, ...], list[Asked]] = defaultdict(list)
-        for sequence in sequences:
-            if missing := self.book.missing(sequence.key, self.uses, self.watched):
-                todo[missing].append(sequence)
-        total, done = sum(map(len, todo.values())), 0
-        for uses, members in todo.items():
-            members.sort(key=lambda one: (-len(one.ids), one.ids))
-            for first in range(0, len(members), self._batch):
-                batch = members[first : first + self._batch]
-                watch = Watch(self.watched & set(uses))
-                scores = self._scores(uses, batch, watch)
-                self.book.write(
-                    [
-                        (one.key, {use: _entry(scores[use][row], one.cut) for use in uses}, watch.packed(row))
-                        for row, one in enumerate(batch)
-                    ]
-                )
-                done += len(batch)
-                self.advance("scoring", done, total)
+        sequences = sorted(sequences, key=lambda one: (-len(one.ids), one.ids))
+        todo = self._batches(sequences, [one.key for one in sequences])
+        total, done = sum(len(batch) for _, batch in todo), 0
+        for uses, batch in todo:
+            watch = Watch(self.watched & set(uses))
+            scores = self._scores(uses, batch, watch)
+            self.book.write(
+                [
+                    (one.key, {use: _entry(scores[use][row], one.cut) for use in uses}, watch.packed(row))
+                    for row, one in enumerate(batch)
+                ]
+            )
+            done += len(batch)
+            self.advance("scoring", done, total)
 
     @torch.no_grad()
-    def _scores(self, uses: tuple[str, ...], batch: list[Asked], watch: Watch) -> dict[str, list[Any]]:
+    def _scores(self, uses: tuple[str, ...], batch: Sequence[Asked], watch: Watch) -> dict[str, list[Any]]:
         """[log p, whether greedy] of every continuation, by use and row. Right-padded, no mask, as `hf` does it."""
         model: AthenaModel = self.model
         width, device = max(len(one.ids) for one in batch), model.input_device
@@ -166,37 +163,36 @@ class LanesLM(AthenaLM):
     def _generate(self, contexts: list[str], options: dict[str, Any]) -> None:
         plan = normalize_gen_kwargs(options, self.max_gen_toks)
         limit, until = plan.pop("max_gen_toks"), plan.pop("until", None)
-        if beside := {name: value for name, value in plan.items() if GREEDY.get(name, value) != value}:
+        known = {name: value for name, value in GREEDY.items() if plan.get(name, value) == value}
+        if beside := {name: value for name, value in plan.items() if name not in known.keys() | SAMPLING}:
             raise AthenaError(f"a grid decodes greedily; {beside} needs a pathway of its own: lm_eval with use=…")
         stops = handle_stop_sequences(until, eos=self.tok_decode(self.eot_token_id, skip_special_tokens=False))
-        todo: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        for context in contexts:
-            if missing := self.book.missing(key_of("generate", context, options), self.uses, self.watched):
-                todo[missing].append(context)
-        total, done = sum(map(len, todo.values())), 0
-        for uses, members in todo.items():
-            members.sort(key=lambda context: (-len(self.tok_encode(context)), context))
-            for first in range(0, len(members), self._batch):
-                batch = members[first : first + self._batch]
-                watch = Watch(self.watched & set(uses))
-                answers = self._written(uses, batch, limit, stops, watch)
-                keys = [key_of("generate", context, options) for context in batch]
-                self.book.write([(key, answers[row], watch.packed(row)) for row, key in enumerate(keys)])
-                done += len(batch)
-                self.advance("generating", done, total)
+        contexts = sorted(contexts, key=lambda context: (-len(self.tok_encode(context)), context))
+        todo = self._batches(contexts, [key_of("generate", context, options) for context in contexts])
+        total, done = sum(len(batch) for _, batch in todo), 0
+        for uses, batch in todo:
+            watch = Watch(self.watched & set(uses))
+            answers = self._written(uses, batch, limit, stops, watch)
+            keys = [key_of("generate", context, options) for context in batch]
+            self.book.write([(key, answers[row], watch.packed(row)) for row, key in enumerate(keys)])
+            done += len(batch)
+            self.advance("generating", done, total)
 
     def _written(
-        self, uses: tuple[str, ...], batch: list[str], limit: int, stops: list[str], watch: Watch
+        self, uses: tuple[str, ...], batch: Sequence[str], limit: int, stops: list[str], watch: Watch
     ) -> list[Answers]:
         """By row and use: the text up to a stop, its tokens, and what is to be noted."""
         model: AthenaModel = self.model
         room = self.max_length - limit
-        ids_BT, mask_BT = self.tok_batch_encode(batch, left_truncate_len=room, truncation=self.truncation)
+        if room < 1:
+            raise AthenaError(f"a context of {self.max_length} tokens has no room for {limit} new ones and a prompt")
+        ids_BT, mask_BT = self.tok_batch_encode(list(batch), left_truncate_len=room, truncation=self.truncation)
         ids_BT, mask_BT = ids_BT.to(model.input_device), mask_BT.to(model.input_device)
+        ends = {self.eot_token_id, *_listed(model.generation_config.eos_token_id)}
         tail = 2 + max(len(self.tokenizer.encode(stop, add_special_tokens=False)) for stop in stops)
 
         def finished(tokens: Sequence[int]) -> bool:
-            if tokens[-1:] == [self.eot_token_id]:
+            if tokens[-1] in ends:
                 return True
             text = self.tok_decode(list(tokens[-tail:]), skip_special_tokens=False)
             return any(stop in text for stop in stops)
@@ -215,11 +211,20 @@ class LanesLM(AthenaLM):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _batch(self) -> int:
-        if not isinstance(self.batch_size, int):
-            raise AthenaError(f"a grid needs a number as batch size, got {self.batch_size!r}")
-        return self.batch_size
+    def _batches(self, members: Sequence[T], keys: Sequence[str]) -> list[tuple[tuple[str, ...], Sequence[T]]]:
+        """Batches of which the book lacks something, each with the pathways that it lacks.
+
+        Where a batch begins does not depend on the book: an interrupted grid goes on to the same last digit.
+        """
+        size = self.batch_size
+        if not isinstance(size, int):
+            raise AthenaError(f"a grid needs a number as batch size, got {size!r}")
+        out = []
+        for first in range(0, len(members), size):
+            lacking = [self.book.missing(key, self.uses, self.watched) for key in keys[first : first + size]]
+            if uses := tuple(use for use in self.uses if any(use in one for one in lacking)):
+                out.append((uses, members[first : first + size]))
+        return out
 
     def _remember(self, arguments: Any, key: str) -> None:
         if key not in (known := self.asked[key_of(*arguments)]):
@@ -230,6 +235,11 @@ def _forced(model: AthenaModel, use: str) -> bool:
     """Whether there is no routing to see."""
     policy = model.policy(use)
     return policy is None or isinstance(policy, Fixed)
+
+
+def _listed(tokens: int | list[int] | None) -> list[int]:
+    """A model's ends of sequence: instruct models have one of a turn beside that of a text."""
+    return tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
 
 
 def _entry(scores: list[Any], cut: bool) -> dict[str, Any]:
@@ -243,9 +253,12 @@ def _sum(found: Sequence[tuple[float, bool]]) -> list[Any]:
 def grouped(requests: Sequence[TokenRequest], limit: int) -> list[Asked]:
     """One sequence per distinct input; an input is without its last token, as nothing is predicted from it."""
     out: dict[tuple[int, ...], Asked] = {}
-    for number, (_, context, continuation) in enumerate(requests):
+    for number, (text, context, continuation) in enumerate(requests):
         if not context or not 0 < len(continuation) <= limit:
-            raise AthenaError(f"a continuation has 1 to {limit} tokens after some context, got {len(continuation)}")
+            raise AthenaError(
+                f"an answer has 1 to {limit} tokens after some context, got {len(continuation)} after {len(context)}: "
+                f"{str(text[-1])[:60]!r}"
+            )
         whole = (*context, *continuation)
         ids = whole[-(limit + 1) :][:-1]
         sequence = out.setdefault(ids, Asked(ids))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
@@ -37,12 +38,14 @@ class AthenaLM(HFLM):
         use: str | None = None,
         config: str | None = None,
         dtype: str = "auto",
-        device: str | None = None,
+        device: str | None = "cuda",
         **kwargs: Any,
     ) -> None:
         if isinstance(pretrained, str):
             settings = read_config(Path(config) if config else None)
-            pretrained = load_model(pretrained, Path(adapter) if adapter else None, settings, dtype, device)
+            # The harness's command line says cuda:0 on every machine; one without it computes on the CPU, as `hf`.
+            place = "cpu" if (device or "cuda").startswith("cuda") and not torch.cuda.is_available() else device
+            pretrained = load_model(pretrained, Path(adapter) if adapter else None, settings, dtype, place)
         elif adapter or config:
             raise AthenaError("a loaded model has its memory already: give no adapter and no config beside it")
         if use is not None:

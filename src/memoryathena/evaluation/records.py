@@ -1,6 +1,6 @@
 """The files of a grid.
 
-DIR/grid.json                what its numbers depend on: another model or data folder cannot go on in it
+DIR/grid.json                what its numbers depend on: another model cannot go on in it
 DIR/book/TASK.jsonl          every answer of the model, as they come
 DIR/rows/NAME.jsonl          an example a line: prompt digest, output, gold, scores
 DIR/records/NAME.json        metrics, n, manifest; NAME is BACKBONE--RECIPE--TASK--USE
@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from memoryathena.backbone.artifacts import write_atomically
 from memoryathena.errors import AthenaError
@@ -45,13 +47,18 @@ def record_name(backbone: str, recipe: str, task: str, use: str) -> str:
 
 def write_cell(folder: Path, name: str, record: dict[str, Any], rows: Sequence[Row], results: Path | None) -> None:
     """Rows first: a record that stands has its rows beside it."""
-    content = "".join(json.dumps(row) + "\n" for row in rows)
+    content = "".join(json.dumps(row, default=_plain) + "\n" for row in rows)
     digest = hashlib.sha256(content.encode()).hexdigest()
     record = {**record, "rows": {"file": f"rows/{name}.jsonl", "sha256": digest}}
     _write(folder / "rows" / f"{name}.jsonl", content)
     text = json.dumps(record, indent=1) + "\n"
     for place in (folder / "records", *([results] if results else [])):
         _write(place / f"{name}.json", text)
+
+
+def _plain(value: Any) -> Any:
+    """What the harness's own tasks put into their scores and targets, as JSON: numpy's numbers, else text."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _write(path: Path, text: str) -> None:

@@ -18,7 +18,8 @@ from lm_eval.tasks import TaskManager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from memoryathena.backbone.artifacts import find_artifact, json_config, sha256
+from memoryathena.backbone.artifacts import ADAPTER_CONFIG, find_artifact, json_config, sha256
+from memoryathena.backbone.fingerprint import backbone_fingerprint
 from memoryathena.backbone.load import load_model
 from memoryathena.backbone.model import AthenaModel
 from memoryathena.config import AthenaConfig, Config
@@ -28,6 +29,7 @@ from memoryathena.evaluation.lanes import Advance, LanesLM
 from memoryathena.evaluation.records import Row, begin, record_name, write_cell
 from memoryathena.evaluation.routing import Arrays, joined, pack, summary, unpack
 from memoryathena.evaluation.tasks import FOLDER, TASKS
+from memoryathena.evaluation.tasks.base import AthenaTask
 from memoryathena.provenance import provenance
 
 NAMED = 20  # malformed rows that a record names; it counts all
@@ -125,7 +127,8 @@ def load_tasks(names: Sequence[str], data: Path | None = None, files: Mapping[st
     facts: dict[str, Any] = {"files": {name: str(path) for name, path in (files or {}).items()}}
     if data is not None:
         facts["data"] = str(data)
-    ours = set(names) <= set(TASKS)  # the harness's own are thousands of files, read only where one is asked for
+    # The harness's own are thousands of files, read only where one is asked for.
+    ours = all(name.startswith("athena_") for name in names)
     if unknown := sorted(set(files or {}) - set(names)):
         raise AthenaError(f"--file names {unknown[0]!r}, which is none of the tasks that are run")
     with _quiet():
@@ -133,22 +136,28 @@ def load_tasks(names: Sequence[str], data: Path | None = None, files: Mapping[st
         if unknown := [name for name in names if name not in manager.all_tasks and not Path(name).is_file()]:
             raise AthenaError(f"unknown task {unknown[0]!r}; known: {', '.join(TASKS)}, and those of lm_eval ls tasks")
         try:
-            return dict(manager.load(list(dict.fromkeys(names)))["tasks"])
+            tasks = dict(manager.load(list(dict.fromkeys(names)))["tasks"])
         except AthenaError:
             raise
         except Exception as error:  # a stock task's data may fail in any way its makers chose
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise AthenaError(f"cannot load {', '.join(names)}: {first}") from None
+    if deaf := [name for name in files or {} if not isinstance(tasks.get(name), AthenaTask)]:
+        raise AthenaError(f"--file is for the tasks athena_*; {deaf[0]} reads what its own YAML names")
+    return tasks
 
 
 def about(model: AthenaModel, grid: Grid) -> dict[str, Any]:
     """What every number of a grid depends on beside the task."""
     router = model.config_athena.router
     given = grid.tau is not None or grid.rho is not None
+    known = backbone_fingerprint(model.host, model._injection.blocks)
+    weights = json.dumps({name: value for name, value in known.items() if name != "name"}, sort_keys=True)
     return {
         "backbone": Path(grid.backbone or model.name_or_path or model.config.model_type).name,
+        "weights": hashlib.sha256(weights.encode()).hexdigest(),  # a folder's name says little
         "recipe": grid.name or recipe_of(grid.adapter),
-        "adapter": None if grid.adapter is None else sha256(find_artifact(grid.adapter) / "adapter_config.json"),
+        "adapter": None if grid.adapter is None else sha256(find_artifact(grid.adapter) / ADAPTER_CONFIG),
         "stage": model.stage,
         "config": json_config(model.config_athena),
         "seed": model.config_athena.seed,
@@ -176,7 +185,7 @@ def recipe_of(adapter: Path | None) -> str:
 def data_of(task: Any) -> dict[str, Any]:
     """Where a task's rows come from; the harness's own datasets have a fingerprint."""
     if hasattr(task, "digest"):
-        return {"source": task.source, "sha256": task.digest, "rows": len(task.docs) + len(task.malformed)}
+        return {"source": task.source, "sha256": task.digest, "rows": task.rows}
     docs = task.eval_docs
     config = task.config
     return {"source": f"{config.dataset_path}", "fingerprint": getattr(docs, "_fingerprint", None), "rows": len(docs)}
@@ -203,13 +212,18 @@ def _finished(path: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
 
 def _rows(lm: LanesLM, task: Any, samples: Sequence[dict[str, Any]], use: str) -> list[Row]:
     """An example a line. A sequence that several examples share (a cue alone) is nobody's: its routing is left out."""
-    keys = [[key for arguments in sample["arguments"] for key in lm.keys(arguments)] for sample in samples]
-    owners = Counter(key for found in keys for key in set(found))
+    keys = {
+        sample["doc_id"]: list(dict.fromkeys(key for arguments in sample["arguments"] for key in lm.keys(arguments)))
+        for sample in samples
+    }
+    owners = Counter(key for mine in keys.values() for key in mine)
+    filters = list(dict.fromkeys(sample["filter"] for sample in samples))  # several ways to read the same answers
     rows = []
-    for sample, mine in zip(samples, keys, strict=True):
-        answers = [lm.book.answers[key][use] for key in dict.fromkeys(mine)]
+    for sample in samples:
+        mine = keys[sample["doc_id"]]
+        answers = [lm.book.answers[key][use] for key in mine]
         flags = sorted({flag for answer in answers for flag in answer.get("flags", [])})
-        own = [key for key in dict.fromkeys(mine) if owners[key] == 1 or len(samples) == 1]
+        own = [key for key in mine if owners[key] == 1 or len(keys) == 1]
         metrics = {name: sample[name] for name in sample["metrics"]}
         row = {
             "row": sample["doc"].get("row", sample["doc_id"]) if isinstance(sample["doc"], dict) else sample["doc_id"],
@@ -220,8 +234,9 @@ def _rows(lm: LanesLM, task: Any, samples: Sequence[dict[str, Any]], use: str) -
             "gold": sample["target"],
             "scores": metrics,
         }
+        row |= {"filter": sample["filter"]} if len(filters) > 1 else {}
         row |= {"flags": flags} if flags else {}
-        if use in lm.watched:
+        if use in lm.watched and answers and sample["filter"] == filters[0]:
             row |= _traced(lm, [lm.book.routing[key][use] for key in own], sample, answers[0])
         rows.append(row)
     return rows
@@ -255,14 +270,14 @@ def _record(
     kept = {name: value for name, value in results.items() if "," in name and "_stderr" not in name}
     metrics = {name.removesuffix(",none"): value for name, value in kept.items() if isinstance(value, int | float)}
     malformed = getattr(task, "malformed", [])
-    flags = Counter(flag for row in rows for flag in row.get("flags", []))
+    flags = Counter(flag for _, flag in {(row["id"], flag) for row in rows for flag in row.get("flags", [])})
     lone = Counter(
         word for row in rows if isinstance(row["output"], dict) for word in row["output"].get("lone_space", [])
     )
     record: dict[str, Any] = {
         "task": task.task_name,
         "use": use,
-        "n": len(rows),
+        "n": len({row["id"] for row in rows}),
         "metrics": metrics,
         "malformed": {"n": len(malformed), "rows": malformed[:NAMED]},
         "flags": dict(sorted(flags.items())),

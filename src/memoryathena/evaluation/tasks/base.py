@@ -43,7 +43,11 @@ class AthenaTask(Task):
         self.malformed: list[dict[str, Any]] = []
         self.source, self.digest, rows = open_rows(name, self.facts)
         self.docs: list[Doc] = []
+        self.rows = 0
         for number, row in enumerate(rows, 1):
+            if row is None:
+                continue
+            self.rows += 1
             try:
                 if isinstance(row, BadRowError):
                     raise row
@@ -51,7 +55,9 @@ class AthenaTask(Task):
             except BadRowError as error:
                 self.malformed.append({"row": number, "reason": str(error)})
         if not self.docs:
-            raise AthenaError(f"{name}: {self.source} has no row that can be scored ({self.malformed[:1]})")
+            first = "".join(f", row {bad['row']}: {bad['reason']}" for bad in self.malformed[:1])
+            why = f": all {self.rows} are malformed{first}" if first else ""
+            raise AthenaError(f"{name}: {self.source} has no row that can be scored{why}")
 
     # -- what a subclass says -------------------------------------------------------------------------------------
 
@@ -145,13 +151,13 @@ def _bytes(path: Path) -> bytes:
 
 
 def _rows(path: Path, content: bytes) -> list[Any]:
-    """Lines of JSON; a text file is one row. A line that cannot be read is a bad row."""
+    """Lines of JSON; a text file is one row. A line that cannot be read is a bad row, a blank one is None."""
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "txt":
         return [{"text": content.decode("utf-8", errors="replace")}]
     if kind not in ("jsonl", "json"):
         raise AthenaError(f"{path} is no file that can be read; known: .jsonl .json (a row a line) .txt, also .gz")
-    return [_parsed(line) for line in content.split(b"\n") if line.strip()]
+    return [_parsed(line) if line.strip() else None for line in content.split(b"\n")]
 
 
 def _parsed(line: bytes) -> Any:

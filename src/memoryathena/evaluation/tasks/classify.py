@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean  # the harness's own: it knows the standard error of no other
 
-from memoryathena.evaluation.scoring import argmax, balanced_accuracy, confusion, dcpmi, mean
+from memoryathena.evaluation.scoring import argmax, balanced_accuracy, confusion, dcpmi
 from memoryathena.evaluation.tasks.base import AthenaTask, BadRowError, Doc, label_of, request, text_of
 
 Scores = list[tuple[int, float, bool]]  # per word: first token, log p, whether a lone space marker was passed over

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean  # the harness's own: it knows the standard error of no other
 
-from memoryathena.evaluation.scoring import cut_answer, exact_match, mean, token_f1
+from memoryathena.evaluation.scoring import cut_answer, exact_match, token_f1
 from memoryathena.evaluation.tasks.base import AthenaTask, BadRowError, Doc, request, text_of
 
 STOPS = ["\n", "Question:", "Q:"]
@@ -54,7 +55,10 @@ def answers_of(row: Doc) -> list[str]:
     """The aliases, from the local field or from those of the hub's sets."""
     found = row.get("answers", row.get("answer"))
     if isinstance(found, dict):  # TriviaQA's
-        found = [found.get("value"), *(found.get("aliases") or [])]
+        aliases = found.get("aliases") or []
+        if not isinstance(aliases, list):
+            raise BadRowError(f"aliases are no list: {aliases!r}")
+        found = [found.get("value"), *aliases]
     found = [found] if isinstance(found, str) else found
     if not isinstance(found, list) or not found:
         raise BadRowError("no gold answer")

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean  # the harness's own: it knows the standard error of no other
 
-from memoryathena.evaluation.scoring import mean, truthful_scores
+from memoryathena.evaluation.scoring import truthful_scores
 from memoryathena.evaluation.tasks.base import AthenaTask, BadRowError, Doc, request, text_of
 
 INSTRUCTION = (
@@ -63,11 +64,20 @@ class TruthfulQA(AthenaTask):
 def choices_of(row: Doc, name: str) -> dict[str, int]:
     """Choice -> 1 if true, from a mapping or from the hub's two lists."""
     found = row.get(name)
-    if isinstance(found, dict) and set(found) == {"choices", "labels"}:
-        found = dict(zip(found["choices"], found["labels"], strict=True))
-    if not isinstance(found, dict) or set(found.values()) != {0, 1}:
+    found = found if isinstance(found, dict) else {}
+    choices, labels = [*found], [*found.values()]
+    if found.keys() == {"choices", "labels"} and all(isinstance(part, list) for part in labels):
+        choices, labels = found["choices"], found["labels"]
+    if len(choices) != len(labels):
+        raise BadRowError(f"{name} has {len(choices)} choices and {len(labels)} labels")
+    if bad := [choice for choice in choices if not isinstance(choice, str) or not choice.strip()]:
+        raise BadRowError(f"{name} has a choice without text: {bad[0]!r}")
+    if not (0 in labels and 1 in labels and all(label in (0, 1) for label in labels)):
         raise BadRowError(f"{name} needs true (1) and false (0) choices")
-    return found
+    truth = dict(zip(choices, labels, strict=True))
+    if both := [choice for choice, label in zip(choices, labels, strict=True) if truth[choice] != label]:
+        raise BadRowError(f"{name} calls the same choice true and false: {both[0]!r}")
+    return truth
 
 
 def all_choices(doc: Doc) -> list[str]:
