@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from memoryathena import cli
 from memoryathena.backbone.laws import Finding
 from tests.models import backbone, byte_level_tokenizer
 
@@ -31,24 +30,6 @@ def adapter(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Pat
     excite(model)
     model.save_pretrained(folder)
     return folder
-
-
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: Any) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error of one call."""
-    monkeypatch.setattr("sys.argv", ["athena", *map(str, args)])
-    monkeypatch.setattr(cli.console, "_width", 200)
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-@pytest.fixture
-def athena_cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda *args: run(capsys, monkeypatch, *args)
 
 
 def test_sizes(athena_cli: Any) -> None:

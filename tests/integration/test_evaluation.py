@@ -1,10 +1,11 @@
 """The runner: lm-eval's own model when off, every pathway alone and in a grid, trouble, and the same records again."""
 
+import functools
 import hashlib
 import json
 import string
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from memoryathena import AthenaError, AthenaModel, cli, get_athena_model
+from memoryathena import AthenaError, AthenaModel, get_athena_model
 from memoryathena.evaluation import runner
 from memoryathena.evaluation.book import Book
 from memoryathena.evaluation.lanes import CUT_PROMPT, FULL_ANSWER, LanesLM, grouped
@@ -580,19 +581,8 @@ def test_a_folder_is_of_one_model(model: AthenaModel, data: Path, tmp_path: Path
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    def run(*args: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["athena", "eval", *map(str, args)])
-        monkeypatch.setattr(cli.console, "_width", 200)
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+def command(athena_cli: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.partial(athena_cli, "eval")
 
 
 def test_athena_eval(
