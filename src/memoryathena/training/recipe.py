@@ -122,13 +122,19 @@ def in_order(stages: Sequence[str]) -> tuple[str, ...]:
 
 def read_recipe(file: Path, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe from a YAML file and dotted overrides, such as training.memory.table_learning_rate=0.1."""
+    values = read_yaml(file, "recipe")
+    return Recipe.build({"name": file.stem, **merge(values, parse_overrides(overrides))}, str(file))
+
+
+def read_yaml(file: Path, kind: str) -> dict[str, Any]:
+    """A file's mapping; `kind` is what it should be."""
     try:
         values = yaml.safe_load(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise AthenaError(f"cannot read recipe {file}: {reason}") from None
+        raise AthenaError(f"cannot read {kind} {file}: {reason}") from None
     except yaml.YAMLError as error:
-        raise AthenaError(f"recipe {file} is not valid YAML ({str(error).splitlines()[0]})") from None
+        raise AthenaError(f"{kind} {file} is not valid YAML ({str(error).splitlines()[0]})") from None
     if not isinstance(values, dict):
-        raise AthenaError(f"recipe {file} must be a mapping of fields, found {type(values).__name__}")
-    return Recipe.build({"name": file.stem, **merge(values, parse_overrides(overrides))}, str(file))
+        raise AthenaError(f"{kind} {file} must be a mapping of fields, found {type(values).__name__}")
+    return values

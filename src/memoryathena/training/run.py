@@ -54,11 +54,11 @@ def train(recipe: Recipe, folder: Path, resume: bool = False, console: Console |
             if model is not None:
                 model.detach()
             model = attach(recipe, backbone, tokenizer, before, world)
-            stages[name] = _learn(model, name, recipe, texts, place, resume, console, world)
+            stages[name] = learn(model, name, recipe, texts, place, resume, console, world)
         before = place / ADAPTER
     if model is None:
         model = attach(recipe, backbone, tokenizer, before, world)
-    record = {**_facts(recipe, model, stages, texts), **figures(recipe, model, tokenizer, console)}
+    record = make_record(recipe, model, tokenizer, stages, texts, console)
     model.detach()
     if world.main:
         write_json(folder / RECORD, record)
@@ -110,7 +110,7 @@ def attach(recipe: Recipe, backbone: Any, tokenizer: Any, adapter: Path | None, 
     return model
 
 
-def _learn(
+def learn(
     model: AthenaModel,
     name: str,
     recipe: Recipe,
@@ -169,6 +169,18 @@ def figures(recipe: Recipe, model: AthenaModel, tokenizer: Any, console: Console
     out: dict[str, Any] = {"perplexity": found}
     out |= {"other_domain": {"from": str(recipe.other_domain), "perplexity": elsewhere}} if elsewhere else {}
     return out | ({"routing": {"on": "valid", **(routed["valid"] or {})}} if "router" in uses else {})
+
+
+def make_record(
+    recipe: Recipe,
+    model: AthenaModel,
+    tokenizer: Any,
+    stages: dict[str, dict[str, Any]],
+    texts: dict[str, Text],
+    console: Console | None,
+) -> dict[str, Any]:
+    """All that a finished run has to say."""
+    return {**_facts(recipe, model, stages, texts), **figures(recipe, model, tokenizer, console)}
 
 
 def _facts(

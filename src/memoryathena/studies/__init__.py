@@ -1,0 +1,1 @@
+"""Comparisons: conditions and seeds of one recipe, cell by cell."""
