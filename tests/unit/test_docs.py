@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def test_every_file_and_test_of_the_map_exists() -> None:
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for name in re.findall(r"::(\w+)`", text):
         assert f"def {name}(" in tests, name
+
+
+def test_every_extra_that_an_error_names_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"memoryathena\[(\w+)\]", "".join(p.read_text() for p in (ROOT / "src").rglob("*.py")))
+    assert len(named) >= 3
+    assert set(named) <= set(extras)
 
 
 def test_decisions_are_short() -> None:
