@@ -32,7 +32,6 @@ from memoryathena.corpus.shards import Part, check_disjoint, open_corpus
 from memoryathena.corpus.streams import key_of
 from memoryathena.errors import AthenaError
 from memoryathena.training.texts import open_corpus_part
-from tests.integration.test_cli import run
 from tests.models import backbone, byte_level_tokenizer, sentencepiece_tokenizer, stdlib_texts
 
 END = 2
@@ -377,9 +376,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     assert np.fromfile(tmp_path / "out" / "memory-00000.bin", dtype="<u4").tolist() == [65_999, 7, 65_536, 1]
 
 
-def test_the_command(
-    tmp_path: Path, documents: list[str], model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command(tmp_path: Path, documents: list[str], model: Path, athena_cli: Any) -> None:
     source, folder = write_lines(tmp_path / "a.jsonl", [*documents, documents[0]]), tmp_path / "out"
     (tmp_path / "c.yaml").write_text(f"sources: ['{source}']\ntokenizer: '{model}'\n")
     words = "one two three four five six seven eight nine"
@@ -388,7 +385,7 @@ def test_the_command(
     evaluation = write_lines(tmp_path / "e.jsonl", [row["q"] for row in rows])
 
     def athena(*args: Any) -> tuple[int, str, str]:
-        return run(capsys, monkeypatch, "prepare", "--out", folder, "--workers", "0", *args)
+        return athena_cli("prepare", "--out", folder, "--workers", "0", *args)
 
     code, out, err = athena("--config", tmp_path / "c.yaml", "split.router=0", "--json", "--overlap", evaluation)
     assert (code, err) == (0, "")
@@ -422,12 +419,12 @@ def test_the_command(
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    tmp_path: Path, model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, args: list[str], message: str
+    tmp_path: Path, model: Path, athena_cli: Any, monkeypatch: pytest.MonkeyPatch, args: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "a.jsonl", ["one document"])
     filled = [str(model) if word == "{tokenizer}" else word for word in args]
-    code, out, err = run(capsys, monkeypatch, "prepare", "--out", "out", "--workers", "0", *filled)
+    code, out, err = athena_cli("prepare", "--out", "out", "--workers", "0", *filled)
     assert (code, out) == (2, "")
     assert message in err
     assert err.startswith("athena: ")
