@@ -41,7 +41,7 @@ from tests.models import byte_level_tokenizer, sentencepiece_tokenizer, stdlib_t
 
 def lines(path: Path, *rows: Any) -> Path:
     data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     return path
 
 
@@ -90,10 +90,11 @@ def test_documents_that_no_one_can_learn_from_are_left_out(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    # Without a time inside: parameters name the tests, and two workers must find the same names.
     ("name", "data", "message"),
     [
-        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 999)[:-20], "a.jsonl.gz: Compressed file ended"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n')[:-9] + b"123456789", "cannot read"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 999, mtime=0)[:-20], "a.jsonl.gz: Compressed file ended"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n', mtime=0)[:-9] + b"123456789", "cannot read"),
         ("a.jsonl.gz", b"text", "Not a gzipped file"),
         ("a.jsonl", b'{"text": "x"}\n{"text": ', "line 2 is not JSON"),
         ("a.jsonl", b'{"text": "\xff"}', "line 1 is not UTF-8 text: byte 10"),
