@@ -46,6 +46,8 @@ def test_the_command_and_its_record(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bench", "train", "--backbone", str(tmp_path / "model"), *sizes, "preset=tiny"])
     assert result.exit_code == 0, result.output
     assert "the plain way" in result.output
+    wrong = CliRunner().invoke(app, ["bench", "train", "--backbone", str(tmp_path / "model"), "--dtype", "half"])
+    assert str(wrong.exception) == "--dtype is one of bfloat16, float16, float32, got 'half'"
     record = json.loads(out.read_text())
     assert [row["stage"] for row in record["rows"]] == ["pathways", "router"]
     assert all(row["ratio"] > 0 and row["parity"]["gradient"] < 1e-2 for row in record["rows"])

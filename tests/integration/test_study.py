@@ -11,7 +11,7 @@ import yaml
 from memoryathena import AthenaError
 from memoryathena.studies import runner
 from memoryathena.studies.config import Study, read_study
-from memoryathena.studies.runner import places, run_study
+from memoryathena.studies.runner import run_study
 from memoryathena.training.trouble import Stopped
 from tests.models import backbone, byte_level_tokenizer, stdlib_texts
 
@@ -105,5 +105,16 @@ def test_every_shipped_study_is_valid(file: Path, monkeypatch: pytest.MonkeyPatc
     assert wanted.name == file.stem
     cells = wanted.cells()
     assert len({cell.name for cell in cells}) == len(cells) == 2 * len(wanted.conditions)
-    first = [next(iter(places(cell.recipe, Path("out"))))[1] for cell in cells if cell.seed == 0]
-    assert all(place.name.startswith("memory-") for place in first)
+
+
+def test_another_text_is_another_run(recipe: Path, tmp_path: Path) -> None:
+    values = yaml.safe_load(recipe.read_text())
+    own = tmp_path / "own.bin"
+    ids = np.fromfile(values["tokens"]["memory"], dtype="<u2")
+    ids.tofile(own)
+    wanted = study(recipe, common={"tokens": {"memory": str(own)}}, conditions={"one": {"stages": ["memory"]}})
+    first = run_study(wanted, tmp_path / "out")
+    ids[::-1].tofile(own)
+    again = run_study(wanted, tmp_path / "out")
+    assert first[0]["data"]["memory"]["sha256"] != again[0]["data"]["memory"]["sha256"]
+    assert first[0]["perplexity"] != again[0]["perplexity"]

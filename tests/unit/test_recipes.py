@@ -9,14 +9,15 @@ import yaml
 
 from memoryathena import AthenaError
 from memoryathena.corpus.config import CorpusFile
-from memoryathena.training.config import StageConfig
+from memoryathena.training.config import StageConfig, TrainingConfig
 from memoryathena.training.distributed import World
 from memoryathena.training.learner import Learner
 from memoryathena.training.optim import RowAdam
 from memoryathena.training.recipe import read_recipe
 from memoryathena.training.stages import make_stage
+from memoryathena.training.state import collect, restore
 from memoryathena.training.texts import open_tokens
-from tests.training import fresh
+from tests.training import fresh, rows
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -65,6 +66,36 @@ def test_readers_that_have_learned_may_learn_more_slowly() -> None:
     for name, parameter in learner.parameters.items():
         settled = name.split(".")[2] in ("direct", "norm")
         assert rate[id(parameter)] == (1e-4 if settled else 3e-3), name
+
+
+def test_a_rate_that_nothing_reads_is_refused() -> None:
+    with pytest.raises(AthenaError, match=r"memory\.direct_learning_rate: it is for stage pathways alone"):
+        TrainingConfig.build({"memory": {"direct_learning_rate": 1e-3}})
+
+
+def test_the_router_among_the_paths_trains_its_head() -> None:
+    model = fresh()
+    plain, joint = (make_stage("pathways", StageConfig(paths=paths)) for paths in (None, ("E", "router")))
+    heads = {name for name in joint.trained(model) if ".advantage." in name}
+    assert heads == set(joint.trained(model)) - set(plain.trained(model))
+    assert len(heads) == 4 * len(model.memory.sites)
+
+
+def test_a_whole_table_comes_back_from_a_checkpoint() -> None:
+    options = StageConfig(table_optim="adamw")
+    learners = []
+    for _ in range(2):
+        model = fresh()
+        learners.append(Learner.make(model, make_stage("memory", options), options, World()))
+    one, other = learners
+    with one.learning():
+        one.step([rows().batch(0, 2)], 0, 4, None)
+    saved = collect(World(), one.parameters, one.rows, one.optimisers)
+    restore(saved, "a checkpoint", World(), other.parameters, other.rows, other.optimisers)
+    again = collect(World(), other.parameters, other.rows, other.optimisers)
+    assert "state/table.weight/exp_avg_sq" in saved
+    assert saved.keys() == again.keys()
+    assert all(torch.equal(saved[name], again[name]) for name in saved)
 
 
 def test_a_table_may_learn_as_a_whole() -> None:

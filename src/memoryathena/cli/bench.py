@@ -9,6 +9,9 @@ from rich.table import Table
 
 from memoryathena.cli.application import AsJson, Backbone, ConfigFile, Device, Overrides, app, console
 from memoryathena.config import read_config
+from memoryathena.errors import AthenaError
+
+DTYPES = ("bfloat16", "float16", "float32")
 
 bench = typer.Typer(no_args_is_help=True, help="Times, behind a parity gate: on a red one nothing is timed.")
 app.add_typer(bench, name="bench")
@@ -36,6 +39,8 @@ def train(
     from memoryathena.bench.training import measure_training, random_batch
     from memoryathena.provenance import provenance
 
+    if dtype not in DTYPES:
+        raise AthenaError(f"--dtype is one of {', '.join(DTYPES)}, got {dtype!r}")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(backbone, adapter, read_config(config, overrides or []), "float32", place)
     found = measure_training(model, random_batch(model, rows, length), getattr(torch, dtype), torch_compile)

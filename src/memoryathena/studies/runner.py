@@ -7,7 +7,7 @@ OUT/
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from rich.progress import (
 )
 
 from memoryathena.backbone.fingerprint import digest_json
+from memoryathena.backbone.load import load_tokenizer
 from memoryathena.errors import AthenaError
 from memoryathena.studies.config import Cell, Study
 from memoryathena.training.distributed import World
@@ -58,7 +59,7 @@ def run_study(
                     console.print(f"{cell.name} failed: {error}", style="red", highlight=False, markup=False)
             else:
                 records.append(record)
-                if results is not None:
+                if results is not None and World.join().main:
                     write_json(results / study.name / f"{cell.name}.json", record)
             bar.advance(task)
     if failed:
@@ -68,14 +69,17 @@ def run_study(
 
 def run_cell(study: Study, cell: Cell, out: Path, loaded: dict[str, Loaded], console: Console | None) -> dict[str, Any]:
     """A cell's record: an earlier run's, or made of its stages, each an earlier cell's where they agree."""
-    path, identity = out / "records" / f"{cell.name}.json", cell.recipe.model_dump(mode="json")
-    if path.is_file() and (record := json.loads(path.read_text()))["recipe_in_full"] == identity:
-        return record
     recipe, world = cell.recipe, World.join()
+    path, identity = out / "records" / f"{cell.name}.json", recipe.model_dump(mode="json")
+    data = text_facts(recipe)
+    if path.is_file():
+        record = json.loads(path.read_text())
+        if (record["recipe_in_full"], record["data"]) == (identity, data):
+            return record
     backbone, tokenizer = _load(recipe, world, loaded)
-    texts = {part: open_part(recipe, part, tokenizer) for part in (*recipe.stages, "valid")}
+    texts = {part: open_part(recipe, part, tokenizer) for part in data}
     before, stages = recipe.adapter, dict[str, dict[str, Any]]()
-    for name, place in places(recipe, out):
+    for name, place in places(recipe, out, data):
         facts = place / STAGE_FACTS
         if facts.is_file():
             stages[name] = json.loads(facts.read_text())
@@ -97,13 +101,20 @@ def run_cell(study: Study, cell: Cell, out: Path, loaded: dict[str, Loaded], con
     return record
 
 
-def places(recipe: Recipe, out: Path) -> Iterator[tuple[str, Path]]:
+def text_facts(recipe: Recipe) -> dict[str, Any]:
+    """Which text a cell reads, by the digests that are written beside it: quick, also for a finished cell."""
+    tokenizer = load_tokenizer(recipe.backbone)
+    parts = (*recipe.stages, "valid")
+    return {part: open_part(recipe, part, tokenizer, verify=False).facts() for part in parts}
+
+
+def places(recipe: Recipe, out: Path, data: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     """Where each stage's artifact is: named by the text, the model, and the options of this stage and those before."""
     facts = recipe.model_dump(
         mode="json", include={"backbone", "adapter", "memory", "corpus", "tokens", "seed", "model"}
     )
     for name in recipe.stages:
-        facts[name] = recipe.training.learning(name, 1)
+        facts[name] = [recipe.training.learning(name, 1), data[name], data["valid"]]
         yield name, out / "stages" / f"{name}-{digest_json(facts)[:12]}"
 
 

@@ -107,6 +107,9 @@ class TrainingConfig(Config):
             raise ValueError(f"pathways.paths: {unknown[0]!r} cannot be learned; known: {', '.join(LEARNING_USES)}")
         if unknown := [name for name in self.router.paths or () if name not in AUXILIARY_USES]:
             raise ValueError(f"router.paths: {unknown[0]!r} has no head of its own; known: {', '.join(AUXILIARY_USES)}")
+        for name in ("memory", "router"):
+            if self.stage(name).direct_learning_rate is not None:
+                raise ValueError(f"{name}.direct_learning_rate: it is for stage pathways alone; use learning_rate")
         if self.early_stopping_patience is not None and self.eval_steps is None:
             raise ValueError("early_stopping_patience needs validations to count: set eval_steps too")
         return self

@@ -1,5 +1,6 @@
 """What our tasks share: rows from a local file first, else from the hub; bad rows set aside by name, never dropped."""
 
+import abc
 import gzip
 import hashlib
 import json
@@ -61,13 +62,13 @@ class AthenaTask(Task):
 
     # -- what a subclass says -------------------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def examples(self, row: Doc) -> list[Doc]:
         """The examples of a row, in the task's own fields; BadRowError says why there are none."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def output(self, doc: Doc, results: Sequence[Any]) -> Any:
         """What the model answered, for the record."""
-        raise NotImplementedError
 
     # -- what the harness asks ------------------------------------------------------------------------------------
 
