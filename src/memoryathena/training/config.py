@@ -32,6 +32,8 @@ class StageConfig(Config):
     learning_rate: PositiveFloat = 1e-3
     direct_learning_rate: PositiveFloat | None = None
     """Stage pathways: of E's readers, which have learned already; none means learning_rate."""
+    optim: Literal["adamw", "muon"] = "adamw"
+    """Of the readers: AdamW; or Muon for their matrices (torch.optim.Muon, at AdamW's scale), AdamW for the rest."""
     table_optim: Literal["rows", "adamw"] = "rows"
     """Row by row, with state for the rows that were read (`training/optim.py`); or AdamW over the whole table, as
     published: its state is twice the table."""

@@ -5,6 +5,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,9 @@ from memoryathena.training.loss import StepLoss
 from memoryathena.training.optim import RowAdam
 from memoryathena.training.stages import Stage
 from memoryathena.training.state import TABLE
+
+MATRICES = ("direct", "generator", "generated", "semantic")
+"""Parts of a site whose linear maps Muon may turn, being maps between wide spaces; heads and gates are not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +108,17 @@ class Learner:
             self.model.eval()
 
 
+def _muon(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Orthogonal steps, scaled so that AdamW's rates and decay keep their meaning."""
+    return torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw")
+
+
 def _optimisers(
     name: str, parameters: dict[str, nn.Parameter], rows: OwnRows | None, options: StageConfig
 ) -> list[torch.optim.Optimizer]:
     """AdamW for the readers, without decay on norms and biases; row-wise Adam for the table, or AdamW too."""
     settled = options.direct_learning_rate if name == "pathways" else None
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
     for key, parameter in parameters.items():
         if key == TABLE and rows is not None:
             continue
@@ -118,10 +127,18 @@ def _optimisers(
             lr, decay = options.table_learning_rate, options.table_weight_decay
         elif settled is not None and key.split(".")[2] in ("norm", "direct"):
             lr = settled
-        groups.setdefault((lr, decay), []).append(parameter)
-    optimisers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([{"params": group, "lr": lr, "weight_decay": decay} for (lr, decay), group in groups.items()])
-    ]
+        wide = key != TABLE and parameter.ndim == 2 and key.endswith(".weight") and key.split(".")[2] in MATRICES
+        muon = wide and options.optim == "muon"
+        groups.setdefault((muon, lr, decay), []).append(parameter)
+    optimisers: list[torch.optim.Optimizer] = []
+    for wanted, make in ((False, torch.optim.AdamW), (True, _muon)):
+        chosen = [
+            {"params": group, "lr": lr, "weight_decay": decay}
+            for (muon, lr, decay), group in groups.items()
+            if muon == wanted
+        ]
+        if chosen:
+            optimisers.append(make(chosen))
     if rows is not None:
         shape = {"surprise": options.table_surprise, "settling": options.table_settling}
         rates = {"lr": options.table_learning_rate, "weight_decay": options.table_weight_decay}
