@@ -7,6 +7,8 @@ may come from it, and the gradients stay at their places.
 
 import contextlib
 import dataclasses
+import gc
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,22 +47,32 @@ class Captured:
 
 
 class Replay:
-    """The steps of a stage whose loss is a plain sum over targets: the first few as ever, then replayed."""
+    """The steps of a stage whose loss is a plain sum over targets: the first few as ever, then replayed.
+
+    All of them run aside, on the stream of the capture: what autograd keeps of an earlier step remembers its stream.
+    """
 
     def __init__(self, model: AthenaModel, stage: Stage, parameters: Sequence[nn.Parameter]):
         self.model, self.stage, self.parameters = model, stage, list(parameters)
+        self.stream = torch.cuda.Stream(model.input_device) if model.input_device.type == "cuda" else None
         self.taken: dict[torch.Size, int] = {}
         self.captured: dict[torch.Size, Captured] = {}
+        self.refused = False
 
     def step(self, batch: Batch, targets: Tensor, progress: float) -> Tensor:
         """Gradients of the mean loss over the batch's targets, and that loss."""
+        with self._aside():
+            return self._step(batch, targets.clamp(min=1), progress)
+
+    def _step(self, batch: Batch, targets: Tensor, progress: float) -> Tensor:
         shape = batch.ids_BT.shape
-        if (captured := self.captured.get(shape)) is None:
+        if shape not in self.captured:
             taken = self.taken[shape] = self.taken.get(shape, 0) + 1
-            if taken <= WARM_UP or not capturable(self.model):
-                return self._learn(batch, targets.clamp(min=1), progress).double()
-            captured = self.captured[shape] = self._capture(batch, targets, progress)
-        return captured.replay(batch, targets.clamp(min=1), self.parameters)
+            if taken == WARM_UP + 1 and not self.refused and capturable(self.model):
+                self._capture(batch, targets, progress)
+        if shape not in self.captured:
+            return self._learn(batch, targets, progress).double()
+        return self.captured[shape].replay(batch, targets, self.parameters)
 
     def _learn(self, batch: Batch, targets: Tensor, progress: float) -> Tensor:
         loss = self.stage.loss(self.model, batch, progress)
@@ -70,17 +82,40 @@ class Replay:
         share.backward()
         return share.detach()
 
-    def _capture(self, batch: Batch, targets: Tensor, progress: float) -> Captured:
+    def _capture(self, batch: Batch, targets: Tensor, progress: float) -> None:
         device = self.model.input_device
         own = Batch(batch.ids_BT.to(device, copy=True), batch.document_BT.to(device, copy=True))
-        targets = targets.clamp(min=1).to(device).clone()
+        targets = targets.to(device).clone()
+        gc.collect()  # graphs of earlier steps that hang in cycles
         for parameter in self.parameters:
             parameter.grad = None
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(device)
-        with torch.cuda.graph(graph):
-            value = self._learn(own, targets, progress)
-        return Captured(graph, own, targets, value, [parameter.grad for parameter in self.parameters])
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                value = self._learn(own, targets, progress)
+        except RuntimeError as error:
+            self.refused = True
+            why = str(error).splitlines()[0]
+            warnings.warn(f"stage {self.stage.name} goes on without CUDA graphs: {why}", stacklevel=2)
+            for parameter in self.parameters:
+                parameter.grad = None
+            return
+        gradients = [parameter.grad for parameter in self.parameters]
+        self.captured[own.ids_BT.shape] = Captured(graph, own, targets, value, gradients)
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        if self.stream is None:
+            yield
+            return
+        around = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(around)
+        try:
+            with torch.cuda.stream(self.stream):
+                yield
+        finally:
+            around.wait_stream(self.stream)
 
 
 def capturable(model: AthenaModel) -> bool:
