@@ -110,7 +110,7 @@ def viewer_html(sets: Sequence[Mapping[str, Any]]) -> str:
     shown, whole = sum(len(one["cases"]) for one in sets), sum(one["of"] for one in sets)
     return f"""<p class="dim">{shown:,} of {whole:,} examples are in this page; {RULE}.</p>
 <noscript><p>This part needs scripts; they are in the page and load nothing.</p></noscript>
-<div id="cases" hidden><div class="choose">
+<div id="case-viewer" hidden><div class="choose">
 <label>Task <select id="case-set"></select></label>
 <label>Search <input id="case-search" type="search" placeholder="question, gold or answer"></label>
 <label>Example <select id="case-one"></select></label>

@@ -32,13 +32,32 @@ PARTS = {
 
 
 def by_recipe(records: Sequence[Record]) -> list[Group]:
-    """Runs that differ in their seed alone, under one name: of a study its condition, else its recipe."""
-    groups: dict[str, list[Record]] = {}
+    """Runs that differ in their seed alone, under one name: of a study its condition, else its recipe.
+
+    A name that several groups share gets their tokens of stage memory, and a number where these are the same too.
+    """
+    groups: dict[str, tuple[str, list[Record]]] = {}
     for record in records:
         recipe = f"{record['study']}: {record['condition']}" if "study" in record else str(record["recipe"])
         name = " · ".join((plain_name(str(record["backbone"])), str(record.get("corpus", "")), recipe))
-        groups.setdefault(name, []).append(record)
-    return list(groups.items())
+        key = json.dumps([name, record.get("budget"), _without_seeds(record.get("options"))], sort_keys=True)
+        groups.setdefault(key, (name, []))[1].append(record)
+    names = [name for name, _ in groups.values()]
+    budgets = [
+        f"{name} · {short(members[0].get('budget', {}).get('memory') or 0)} tokens" if names.count(name) > 1 else name
+        for name, members in groups.values()
+    ]
+    numbered = [
+        f"{name} ({budgets[:place].count(name) + 1})" if budgets.count(name) > 1 else name
+        for place, name in enumerate(budgets)
+    ]
+    return [(name, members) for name, (_, members) in zip(numbered, groups.values(), strict=True)]
+
+
+def _without_seeds(options: Any) -> Any:
+    if isinstance(options, Mapping):
+        return {name: _without_seeds(value) for name, value in options.items() if name != "seed"}
+    return options
 
 
 def perplexity_values(records: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
@@ -108,9 +127,8 @@ def budget_pictures(records: Sequence[Record]) -> Iterator[Lines]:
     alike: dict[str, dict[float, list[Record]]] = {}
     for record in records:
         if tokens := record.get("budget", {}).get("memory"):
-            options = (record.get("options") or {}).get("model") or {}
             # a budget curve compares one model with itself: what was built differently is another curve
-            model = {name: value for name, value in options.items() if name != "seed"}
+            model = _without_seeds((record.get("options") or {}).get("model"))
             name = " · ".join((plain_name(str(record["backbone"])), str(record.get("corpus", ""))))
             key = json.dumps([name, model], sort_keys=True)
             alike.setdefault(key, {}).setdefault(float(tokens), []).append(record)

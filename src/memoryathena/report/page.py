@@ -20,6 +20,10 @@ FORMS: dict[str, tuple[str, Callable[[Sequence[Table]], str]]] = {
 }
 
 
+OPEN = ("scores", "published", "perplexity")
+"""Sections whose tables are seen at once; a click opens the others."""
+
+
 def write_report(report: Report, folder: Path) -> Path:
     """`folder/report.html`, and its tables beside it in every form."""
     try:
@@ -53,14 +57,14 @@ def _section_html(section: Section) -> str:
     lede = f'<p class="dim">{escaped(section.lede)}</p>' if section.lede else ""
     pictures = "".join(
         (f'<h3 class="run">{escaped(label)}</h3>' if label else "")
-        + f'<div class="grid" style="--least:19rem">{"".join(map(_picture_html, made))}</div>'
+        + f'<div class="grid" style="--least:21rem">{"".join(map(_picture_html, made))}</div>'
         for label, made in section.pictures
         if made
     )
     tables = "".join(map(as_html, section.tables))
     if tables and (pictures or section.name == "published"):
         count = f"{len(section.tables)} table{'s' * (len(section.tables) > 1)}"
-        opened = " open" if len(section.tables) == 1 or section.name == "published" else ""
+        opened = " open" if section.name in OPEN else ""
         tables = f"<details{opened}><summary>{count}</summary>{tables}</details>"
     head = f"<h2>{escaped(section.title)}</h2>{lede}"
     return f'<section id="{section.name}">{head}{pictures}{section.body}{tables}</section>'

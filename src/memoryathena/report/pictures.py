@@ -102,8 +102,8 @@ def bars_html(picture: Bars) -> str:
     labels = "".join(
         f'<text x="{at(t)}" y="12" text-anchor="middle">{tick_label(t)}{picture.unit}</text>' for t in ticks
     )
-    scale = f'<div class="bar scale"><code></code><svg height="16" aria-hidden="true">{labels}</svg></div>'
-    return _figure(picture.title, "".join(lines) + scale, picture.note)
+    scale = f'<div class="bar scale"><code></code><svg height="16" aria-hidden="true">{labels}</svg><b></b></div>'
+    return _figure(picture.title, f'<div class="bars">{"".join(lines)}{scale}</div>', picture.note)
 
 
 def _whisker(at: Callable[[float], str], interval: tuple[float, float]) -> str:
@@ -162,7 +162,7 @@ def lines_html(picture: Lines) -> str:
     legend = _legend([(s.label, s.kind, SHAPES[i % len(SHAPES)]) for i, s in enumerate(picture.series)])
     from_ = "" if ys[0] == 0 else f" The axis begins at {tick_label(ys[0])}."
     note = f"{picture.y[:1].upper()}{picture.y[1:]}.{from_} {picture.note}".strip()
-    return _figure(picture.title, legend + svg, note)
+    return _figure(picture.title, legend + svg, note, "picture lines")
 
 
 def _line(series: Series, shape: str, at: Callable[[float, float], tuple[float, float]]) -> str:
@@ -224,6 +224,6 @@ def colour(kind: str) -> str:
     return f"rgb(var(--{known}))"
 
 
-def _figure(title: str, body: str, note: str) -> str:
+def _figure(title: str, body: str, note: str, kind: str = "picture") -> str:
     caption = f"<figcaption>{escaped(note)}</figcaption>" if note else ""
-    return f'<figure class="picture"><h3>{escaped(title)}</h3>{body}{caption}</figure>'
+    return f'<figure class="{kind}"><h3>{escaped(title)}</h3>{body}{caption}</figure>'

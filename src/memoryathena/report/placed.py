@@ -25,16 +25,15 @@ CORPORA = {"qa": "wikipedia", "nlp": "paper-nlp", "code": "nemotron-cc-code"}
 Record = Mapping[str, Any]
 
 
-def measured(runs: Sequence[Run], trainings: Sequence[Record]) -> list[Measured]:
-    """Ours by printed place, the mean over seeds of one recipe."""
+def measured(runs: Sequence[Run], trainings: Sequence[tuple[str, Sequence[Record]]]) -> list[Measured]:
+    """Ours by printed place, the mean over seeds of one recipe; trainings come grouped, under their names."""
     found: dict[tuple[str, str, str, str, str], list[float]] = {}
     for label, run in zip(labels_of([{**run, "seed": 0} for run in runs]), runs, strict=True):
         for table, row, column, value, *variant in _of_run(run):
             name = " · ".join([label, *variant])
             found.setdefault((table, row, column, name, str(run["backbone"])), []).append(value)
-    for record in trainings:
+    for name, record in ((name, record) for name, records in trainings for record in records):
         for table, row, column, value in _of_training(record):
-            name = f"{plain_name(record['backbone'])} · {record['recipe']}"
             found.setdefault((table, row, column, name, str(record["backbone"])), []).append(value)
     return [
         Measured(table, row, column, statistics.mean(values), name, backbone)

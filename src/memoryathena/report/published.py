@@ -60,7 +60,7 @@ def published_tables() -> list[Published]:
         _table("wins", "Oracle wins, % of examples", *_columns(data["oracle_wins_percent"])),
         _table("mass", "Routing mass, %", *_columns(data["routing_mass_percent"])),
         _one_row("yahoo", "Yahoo accuracy by tau, %", data["yahoo_threshold"]),
-        _table("transfer", "Transfer to Llama-2-7B, accuracy, %", *_columns(data["transfer_nlp_llama"]), "Llama-2-7B"),
+        _table("transfer", "Transfer, accuracy, %", *_columns(data["transfer_nlp_llama"]), "Llama-2-7B"),
         *_perplexities(data),
         _table(
             "hours", "Training, hours", ["pathways", "router"], _named(data["training_hours"], ["pathways", "router"])
@@ -127,7 +127,7 @@ def compare(printed: Published, ours: Sequence[Measured]) -> Table:
     for row, values in printed.rows.items():
         mine = [m for m in ours if m.row == row and m.column in printed.columns]
         mark = status(printed.backbone or row, [m.backbone for m in mine])
-        rows.append([row, mark, f"published{_on(printed.backbone)}", *(cell(v, printed.digits) for v in values)])
+        rows.append([row, mark, "published", *(cell(v, printed.digits) for v in values)])
         for run in dict.fromkeys(m.run for m in mine):
             found = {m.column: m.value for m in mine if m.run == run}
             _average(found, printed.columns)
@@ -135,12 +135,8 @@ def compare(printed: Published, ours: Sequence[Measured]) -> Table:
             rows.append([row, mark, f"ours: {run}", *(cell(v, printed.digits) for v in line)])
             gaps = [None if a is None or b is None else a - b for a, b in zip(line, values, strict=True)]
             rows.append([row, mark, "difference", *(cell(gap, printed.digits, sign=True) for gap in gaps)])
-    title = f"Published: {printed.title}"
+    title = f"Published: {printed.title}" + (f" ({printed.backbone})" if printed.backbone else "")
     return table(f"published-{printed.name}", title, ["row", "mark", "figure", *printed.columns], rows, labels=3)
-
-
-def _on(backbone: str | None) -> str:
-    return f" ({backbone})" if backbone else ""
 
 
 def status(published_on: str, backbones: Iterable[str]) -> str:

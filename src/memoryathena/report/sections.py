@@ -53,7 +53,7 @@ class Report:
 def make_report(inputs: Inputs, most_cases: int = 40) -> Report:
     """All sections of what was found."""
     found = evaluated(inputs)
-    sections = (*_evaluation(found, inputs, most_cases), *_learning(inputs))
+    sections = (*_evaluation(found, inputs, most_cases), *_learning(inputs), _published(found, inputs))
     return Report(_title(found, inputs), sections, inputs, found.warnings)
 
 
@@ -67,7 +67,6 @@ def _title(found: Evaluated, inputs: Inputs) -> str:
 
 def _evaluation(found: Evaluated, inputs: Inputs, most_cases: int) -> list[Section]:
     tables = evaluation_tables(found)
-    ours = measured(found.runs, [r for kind in ("training record", "study record") for r in inputs.of(kind)])
     sets = case_sets(inputs.cells, most_cases)
     grid, traced = "athena eval --out GRID", "athena eval --trace --out GRID"
     return [
@@ -120,14 +119,14 @@ def _evaluation(found: Evaluated, inputs: Inputs, most_cases: int) -> list[Secti
             f"{traced}, and its folder given to athena report",
             body=viewer_html(sets) if sets else "",
         ),
-        Section(
-            "published",
-            "Beside the published tables",
-            "",
-            tables=tuple(comparison_tables(ours)),
-            lede=PUBLISHED.format(origin=facts()["origin"]),
-        ),
     ]
+
+
+def _published(found: Evaluated, inputs: Inputs) -> Section:
+    groups = learned.by_recipe([*inputs.of("training record"), *inputs.of("study record")])
+    tables = comparison_tables(measured(found.runs, groups))
+    lede = PUBLISHED.format(origin=facts()["origin"])
+    return Section("published", "Beside the published tables", "", tables=tuple(tables), lede=lede)
 
 
 PUBLISHED = (

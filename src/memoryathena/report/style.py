@@ -11,8 +11,11 @@ color:var(--ink);background:var(--card)}
 section{scroll-margin-top:.5rem}
 h3.run{margin:1.1rem 0 .6rem;padding-top:.6rem;border-top:1px solid var(--line)}
 h2+h3.run,.dim+h3.run{border:0;padding:0;margin-top:.4rem}
-.picture{max-width:34rem}.picture figcaption{margin-top:.4rem}
-.picture .bar{grid-template-columns:7.2rem 1fr 7.4rem;gap:0 .5rem}
+.picture{max-width:34rem}.picture.lines{max-width:27rem}.picture figcaption{margin-top:.4rem}
+/* one grid for all bars of a picture: names and figures take what they need, bars the rest */
+.bars{display:grid;grid-template-columns:fit-content(9rem) minmax(6rem,1fr) max-content;gap:.15rem .6rem;
+align-items:center}
+.picture .bars>.bar{display:contents}.picture .bar svg{grid-column:auto}
 .bar code{overflow-wrap:anywhere}.bar b{font-size:.8rem}
 .whisker{stroke:var(--ink);stroke-width:1.5}
 .share{display:grid;grid-template-columns:7.2rem 1fr;gap:0 .5rem;align-items:start;margin:.4rem 0}
@@ -26,8 +29,10 @@ h2+h3.run,.dim+h3.run{border:0;padding:0;margin-top:.4rem}
 .wide th,.wide td{padding:.25rem .6rem;white-space:nowrap}
 .wide tr:last-child>*{border-bottom:0}
 .wide th:first-child,.wide td:first-child{padding-left:.6rem}
+.wide th:first-child{position:sticky;left:0;background:var(--card);z-index:1}
+.wide td.left{max-width:16rem;white-space:normal}
 .wide .left{text-align:left}.wide th[scope=row]{color:var(--ink);font-weight:500}
-.wide .again{color:transparent}.wide tr:hover .again{color:var(--dim)}
+.wide tr .again[class]{color:transparent}.wide tr:hover .again[class]{color:var(--dim)}
 .mark{border:1px solid currentColor;border-radius:999px;padding:0 .5rem;font-size:.78rem}
 .mark.reproduced{color:var(--ok)}.mark.scaled-down{color:var(--part)}.mark.not-run{color:var(--dim)}
 .again .mark{border-color:transparent;color:inherit}
@@ -39,9 +44,11 @@ details>summary{cursor:pointer;color:var(--dim);font-size:.92rem;margin-top:.6re
 border:1px solid var(--line);border-radius:6px;padding:.35rem .5rem;width:100%;min-width:0}
 .choose button{width:auto;cursor:pointer}
 #case table td:nth-child(2){white-space:normal;overflow-wrap:anywhere;min-width:9rem}
-#case pre{max-height:22rem;overflow-y:auto}#case .strip{margin-bottom:.6rem}
+#case h3{margin:1rem 0 .3rem}#case pre{max-height:22rem;overflow-y:auto}#case .strip{margin-bottom:.6rem}
 #missing li{margin:.2rem 0}
 footer table th{font-weight:400;text-align:left}
-@media (max-width:560px){.picture .bar,.share{grid-template-columns:1fr 6.6rem}.share{grid-template-columns:1fr}
-.picture .scale code{display:none}}
+@media (max-width:560px){.share{grid-template-columns:1fr}
+.bars{grid-template-columns:fit-content(6.5rem) 1fr max-content;column-gap:.4rem}
+.picture .bar code{grid-column:auto;font-size:.78rem}.picture .scale code{display:inline}
+.choose label{flex-basis:100%}.wide td.left{max-width:9rem}}
 """

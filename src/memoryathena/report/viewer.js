@@ -117,6 +117,6 @@
   chooseOne.addEventListener("change", show);
   at("case-back").addEventListener("click", () => step(-1));
   at("case-next").addEventListener("click", () => step(1));
-  at("cases").hidden = false;
+  at("case-viewer").hidden = false;
   list();
 })();
