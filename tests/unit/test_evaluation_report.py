@@ -379,6 +379,7 @@ def test_curves_need_two_points() -> None:
     }
     assert list(learned.budget_pictures([small])) == []
     assert list(learned.scaling_pictures([small, large])) == []
+    assert list(learned.scaling_pictures([large, training("org/SmolLM2-1.7B", off=6.0)])) == []  # another budget
     (scaling,) = learned.scaling_pictures([small, training("org/SmolLM2-1.7B", off=6.0, E=5.0)])
     assert scaling.series[0].points == ((135e6, 10.0), (1.7e9, 6.0))
     assert learned.backbone_size("gpt2-xl") == 1.56e9
@@ -535,6 +536,16 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, grid: Path) -> None:
     )
     assert "perplexity is not by text" in said(
         "t.json", '{"perplexity": {"valid": 3}, "budget": {}, "backbone": "", "recipe": "", "corpus": ""}'
+    )
+    assert "seed is missing" in said(
+        "a.json",
+        json.dumps(
+            {
+                "runs": [dict.fromkeys(("adapter", "backbone", "dtype", "recipe", "stage", "tasks", "thresholds"))],
+                "seeds": [],
+                "thresholds": [],
+            }
+        ),
     )
     copy = shutil.copytree(grid, tmp_path / "copy")
     file = next((copy / "rows").iterdir())

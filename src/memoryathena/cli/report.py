@@ -26,7 +26,7 @@ def report(
         typer.Argument(help="Folders of athena eval, train, study; records of them, of analyze --out, of bench."),
     ],
     out: Annotated[Path, typer.Option(help="The folder of the page and its tables.")] = Path("report"),
-    cases: Annotated[int, typer.Option(min=0, help="Examples per task and run that the page holds.")] = 40,
+    cases: Annotated[int, typer.Option(min=1, help="Examples per task and run that the page holds.")] = 40,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown, write nothing.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the tables as CSV, write nothing.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the tables as LaTeX, write nothing.")] = False,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memoryathena.report.markup import finite
 from memoryathena.report.measured import main_of, sweep_points
 from memoryathena.report.pictures import PLAIN, Bar, Bars, Lines, Series, Stack
 from memoryathena.report.published import facts
@@ -27,12 +28,14 @@ def score_pictures(run: Run) -> Iterator[Bars]:
         bars = []
         for use in uses_of(list(figures["scores"])):
             scores = figures["scores"][use]
-            if metric in scores:
-                second = None if inner not in scores else factor * scores[inner]
+            if finite(scores.get(metric)) is not None:
+                second = None if finite(scores.get(inner or "")) is None else factor * scores[inner]
                 shown = " / ".join(
                     cell(value, digits) for value in (factor * scores[metric], second) if value is not None
                 )
                 bars.append(Bar(use, factor * scores[metric], shown, use, second))
+        if not bars:
+            continue
         n = max(figures["n"].values())
         both = f"{metric}, and {inner} (thin)" if any(bar.inner is not None for bar in bars) else metric
         sense = ", lower is better" if metric == "perplexity" else ""

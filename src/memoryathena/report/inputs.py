@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memoryathena.errors import AthenaError
+from memoryathena.evaluation.analyze import MODEL
 from memoryathena.evaluation.records import Cell, read_cell
 
 Record = dict[str, Any]
@@ -112,7 +113,19 @@ def _check(path: Path, kind: str, record: Record) -> None:
         by_place = record["perplexity"]
         if not (isinstance(by_place, Mapping) and all(isinstance(values, Mapping) for values in by_place.values())):
             raise AthenaError(f"{path} is no whole {kind}: perplexity is not by text and pathway")
-    if kind == "bench record" and not all(isinstance(row, Mapping) for row in record["rows"]):
-        raise AthenaError(f"{path} is no whole {kind}: a row is no object")
-    if kind == "analysis" and not all(isinstance(run, Mapping) and "tasks" in run for run in record["runs"]):
-        raise AthenaError(f"{path} is no whole {kind}: a run has no tasks")
+    if kind == "bench record" and not all(isinstance(one, Mapping) for one in (record["hardware"], *record["rows"])):
+        raise AthenaError(f"{path} is no whole {kind}: a row or its hardware is no object")
+    if kind == "evaluation record" and not all(isinstance(record[name], Mapping) for name in ("metrics", "manifest")):
+        raise AthenaError(f"{path} is no whole {kind}: metrics or manifest is no object")
+    if kind == "analysis":
+        _check_runs(path, record["runs"])
+
+
+def _check_runs(path: Path, runs: Any) -> None:
+    for run in runs if isinstance(runs, list) else [None]:
+        if not isinstance(run, Mapping) or (missing := {*MODEL, "thresholds", "tasks"} - run.keys()):
+            name = min(missing) if isinstance(run, Mapping) else "a run"
+            raise AthenaError(f"{path} is no whole analysis: {name} is missing")
+        for task, figures in run["tasks"].items():
+            if missing := {"n", "scores", "left_out"} - figures.keys():
+                raise AthenaError(f"{path} is no whole analysis: {min(missing)} of {task} is missing")

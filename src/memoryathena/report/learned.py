@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from memoryathena.report.markup import finite
 from memoryathena.report.pictures import Bar, Bars, Lines, Series, short
 from memoryathena.report.published import plain_name
 from memoryathena.report.results import OTHER, spread
@@ -67,7 +68,8 @@ def perplexity_values(records: Sequence[Record]) -> dict[str, dict[str, list[flo
         places = {**record["perplexity"], OTHER: (record.get("other_domain") or {}).get("perplexity") or {}}
         for place, values in places.items():
             for use, value in values.items():
-                found.setdefault(place, {}).setdefault(use, []).append(value)
+                if (usable := finite(value)) is not None:  # a run that went wrong may have written NaN
+                    found.setdefault(place, {}).setdefault(use, []).append(usable)
     return found
 
 
@@ -111,15 +113,18 @@ def backbone_size(name: str) -> float | None:
 
 
 def scaling_pictures(records: Sequence[Record]) -> Iterator[Lines]:
-    """Per corpus: perplexity by size of the backbone, where there are at least two sizes."""
-    corpora: dict[str, dict[float, list[Record]]] = {}
+    """Per corpus and budget: perplexity by size of the backbone, where there are at least two sizes."""
+    alike: dict[str, dict[float, list[Record]]] = {}
     for record in records:
         size = backbone_size(str(record["backbone"]))
         if size is not None:
-            corpora.setdefault(str(record.get("corpus", "")), {}).setdefault(size, []).append(record)
-    for corpus, by_size in corpora.items():
+            tokens = (record.get("budget") or {}).get("memory") or 0
+            name = f"{record.get('corpus', '')} · {short(tokens)} tokens"
+            alike.setdefault(name, {}).setdefault(size, []).append(record)
+    for name, by_size in alike.items():
         if len(by_size) > 1:
-            yield _curves(f"Scaling: {corpus}", by_size, "parameters of the backbone")
+            note = "Per token: only backbones of one tokenizer can be compared."
+            yield _curves(f"Scaling: {name}", by_size, "parameters of the backbone", note)
 
 
 def budget_pictures(records: Sequence[Record]) -> Iterator[Lines]:
@@ -137,7 +142,7 @@ def budget_pictures(records: Sequence[Record]) -> Iterator[Lines]:
             yield _curves(f"Budget: {json.loads(key)[0]}", by_tokens, "tokens of stage memory")
 
 
-def _curves(title: str, by_x: Mapping[float, Sequence[Record]], x: str) -> Lines:
+def _curves(title: str, by_x: Mapping[float, Sequence[Record]], x: str, more: str = "") -> Lines:
     means = {
         at: {use: statistics.mean(values) for use, values in perplexity_values(found).get("valid", {}).items()}
         for at, found in sorted(by_x.items())
@@ -147,7 +152,7 @@ def _curves(title: str, by_x: Mapping[float, Sequence[Record]], x: str) -> Lines
         points = tuple((at, values[use]) for at, values in means.items() if use in values)
         if points:
             series.append(Series(use, points, use))
-    note = "Mean over all runs at a point; logarithmic across."
+    note = f"Mean over all runs at a point; logarithmic across. {more}".strip()
     return Lines(title, tuple(series), x, "held-out perplexity", note, log_x=True)
 
 

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from memoryathena.report.markup import finite
 from memoryathena.report.published import Measured, plain_name
 from memoryathena.report.runs import Run, labels_of, title_of
 
@@ -115,7 +116,9 @@ def _of_training(record: Record) -> Iterator[tuple[str, str, str, float]]:
     control = ((record.get("options") or {}).get("model") or {}).get("control", "none")
     if control != "none":
         return
-    valid, backbone = record["perplexity"].get("valid", {}), plain_name(record["backbone"])
+    values = {use: finite(value) for use, value in record["perplexity"].get("valid", {}).items()}
+    valid = {use: value for use, value in values.items() if value is not None}
+    backbone = plain_name(record["backbone"])
     if domain and record.get("routing"):
         for source, share in record["routing"]["mass"].items():
             yield "mass", domain, source, 100 * share

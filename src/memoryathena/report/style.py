@@ -50,5 +50,6 @@ footer table th{font-weight:400;text-align:left}
 @media (max-width:560px){.share{grid-template-columns:1fr}
 .bars{grid-template-columns:fit-content(6.5rem) 1fr max-content;column-gap:.4rem}
 .picture .bar code{grid-column:auto;font-size:.78rem}.picture .scale code{display:inline}
-.choose label{flex-basis:100%}.wide td.left{max-width:9rem}}
+.choose label{flex-basis:100%}.wide td.left{max-width:9rem}
+.wide th[scope=row]{max-width:8.5rem;white-space:normal;overflow-wrap:anywhere}}
 """
