@@ -176,11 +176,21 @@ def test_only_whole_sets_are_compared(tmp_path: Path) -> None:
     assert {m.backbone for m in found} == {"smollm2-135m"}
 
 
+def test_what_was_not_trained_has_no_place() -> None:
+    uses = ("off", "E", "GE", "router")
+    found = {
+        (adapter, stage): [use for use in uses if placed.learned_by({"adapter": adapter, "stage": stage}, use)]
+        for adapter, stage in ((None, "memory"), ("a", "memory"), ("a", "pathways"), ("a", "router"))
+    }
+    assert list(found.values()) == [["off"], ["off", "E"], ["off", "E", "GE"], list(uses)]
+
+
 def test_seeds_are_one_line_and_training_gives_its_mass() -> None:
     run = {
         "backbone": "m",
         "recipe": "r",
         "stage": "router",
+        "adapter": "a",
         "dtype": "float32",
         "thresholds": {"tau": "0.0", "rho": 0.5},
     }

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from memoryathena.config import SOURCES
 from memoryathena.report.markup import finite
 from memoryathena.report.published import Measured, plain_name
 from memoryathena.report.runs import Run, labels_of, title_of
@@ -48,6 +49,15 @@ def whole(task: str, n: Mapping[str, int]) -> bool:
     return size is not None and all(abs(count / size - 1) <= SLACK for count in n.values())
 
 
+def learned_by(run: Run, use: str) -> bool:
+    """Whether this pathway was trained when the run was made: what a fresh one does stands beside no printed figure."""
+    if use == "off":
+        return True
+    if run["adapter"] is None or run["stage"] == "fresh":
+        return False
+    return {"memory": use == "E", "pathways": use in SOURCES}.get(str(run["stage"]), True)
+
+
 def _of_run(run: Run) -> Iterator[tuple[Any, ...]]:
     for name, figures in run["tasks"].items():
         task = title_of(name)
@@ -55,11 +65,13 @@ def _of_run(run: Run) -> Iterator[tuple[Any, ...]]:
             continue
         control = figures.get("control", "none")
         for use, scores in figures["scores"].items():
+            if not learned_by(run, use):
+                continue
             if control == "none":
                 yield from _of_scores(task, "base" if use == "off" else use, scores, run)
             if QA.get(task) in scores:
                 yield from _of_control(task, control, use, scores[QA[task]])
-        if control == "none":
+        if control == "none" and learned_by(run, "router"):
             yield from _of_oracles(task, figures)
             if task == "yahoo":
                 yield from _of_sweep(figures)
@@ -80,7 +92,8 @@ def _of_scores(task: str, row: str, scores: Mapping[str, float], run: Run) -> It
         for metric, variant in kinds.items():
             if metric in scores:
                 yield ("rte" if task == "rte" else "nlp"), row, task, 100 * scores[metric], variant
-                if task in NLP and plain_name(run["backbone"]).startswith("llama-2-7b"):
+                moved = "transfer" in run["recipe"] and plain_name(run["backbone"]).startswith("llama-2-7b")
+                if task in NLP and moved:
                     yield "transfer", row, task, 100 * scores[metric], variant
 
 

@@ -130,9 +130,10 @@ def _published(found: Evaluated, inputs: Inputs) -> Section:
 
 
 PUBLISHED = (
-    "Reproduced: the same thing measured on the same backbone; the difference says how near it came. Scaled down: the "
+    "Reproduced: the same thing measured on the same backbone, however near it came. Scaled down: the "
     "same thing measured on a smaller backbone. Not run: no record given here measured it. Only whole evaluation sets "
-    "count (within 1% of the printed number of examples); perplexities only on the printed backbone. "
+    "count (within 1% of the printed number of examples); perplexities only on the printed backbone. The difference is "
+    "ours minus published. "
     "Published figures: {origin}."
 )
 
@@ -197,9 +198,13 @@ def _if(picture: Picture | None) -> list[Picture]:
 
 
 def _lede(found: Evaluated) -> str:
+    """How much there is; what the analysis could not say, with the tasks that it could not say it of."""
     tasks = list(dict.fromkeys(title_of(task) for run in found.runs for task in run["tasks"]))
-    left = [
-        f"{title_of(task)}: {line}" for run in found.runs for task, f in run["tasks"].items() for line in f["left_out"]
-    ]
-    told = f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}, {len(tasks)} task{'s' * (len(tasks) != 1)}."
-    return told + (f" Left out of the analysis: {'; '.join(dict.fromkeys(left))}." if left else "") if tasks else ""
+    left: dict[str, dict[str, None]] = {}
+    for run in found.runs:
+        for task, figures in run["tasks"].items():
+            for line in figures["left_out"]:
+                left.setdefault(line, {})[title_of(task)] = None
+    told = [f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}, {len(tasks)} task{'s' * (len(tasks) != 1)}."]
+    told += [f"Left out for {', '.join(names)}: {line}." for line, names in left.items()]
+    return " ".join(told) if tasks else ""

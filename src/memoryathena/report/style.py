@@ -50,6 +50,7 @@ footer table th{font-weight:400;text-align:left}
 @media (max-width:560px){.share{grid-template-columns:1fr}
 .bars{grid-template-columns:fit-content(6.5rem) 1fr max-content;column-gap:.4rem}
 .picture .bar code{grid-column:auto;font-size:.78rem}.picture .scale code{display:inline}
-.choose label{flex-basis:100%}.wide td.left{max-width:9rem}
-.wide th[scope=row]{max-width:8.5rem;white-space:normal;overflow-wrap:anywhere}}
+.choose label{flex-basis:100%}.wide table{font-size:.8rem}.wide th,.wide td{padding:.25rem .35rem}
+.wide td.left{max-width:7rem}.mark{font-size:.68rem;padding:0 .3rem}
+.wide th[scope=row]{max-width:6.5rem;white-space:normal;overflow-wrap:anywhere}}
 """
