@@ -13,6 +13,10 @@ from pydantic import Field, PositiveInt
 from memoryathena.errors import AthenaError
 
 SOURCES = ("E", "GE", "GH")
+PATHWAYS = (
+    *("off", *SOURCES, "router", "hard", "soft", "subset-hard", "subset-soft", "E+GE", "E+GH", "GE+GH", "random"),
+)
+"""The names of all, in the order of every table; what they do is in `memory.policies`."""
 
 
 class Config(pydantic.BaseModel):

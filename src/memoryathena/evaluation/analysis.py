@@ -7,18 +7,18 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from memoryathena.config import SOURCES
 from memoryathena.errors import AthenaError
 from memoryathena.evaluation.routing import Arrays, joined, summary
 from memoryathena.evaluation.scoring import accuracy, balanced_accuracy, confusion, mean, perplexity
-from memoryathena.memory.router import Admission, admit
-from memoryathena.tolerances import RELATIVE
+
+if TYPE_CHECKING:
+    from memoryathena.memory.router import Admission
 
 Row = Mapping[str, Any]
 Scores = Sequence[float]
@@ -266,8 +266,12 @@ EXACT = {
 }
 
 
-def replay(stored: Arrays, rule: Admission) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+def replay(stored: Arrays, rule: "Admission") -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """Source and alpha by `admit` itself, from stored advantages and confidences. [P], [P]."""
+    import torch  # sweeps alone need it: without one, reports and analyses begin at once
+
+    from memoryathena.memory.router import admit
+
     advantages_3, confidences_3 = (
         torch.from_numpy(np.concatenate([np.zeros_like(stored[name][:, :1]), stored[name]], axis=-1))
         for name in ("advantages", "confidences")
@@ -278,7 +282,7 @@ def replay(stored: Arrays, rule: Admission) -> tuple[npt.NDArray[np.int8], npt.N
 
 def sweep(
     traces: Sequence[Trace],
-    run: Admission,
+    run: "Admission",
     taus: Sequence[float],
     rhos: Sequence[float],
     *,
@@ -291,6 +295,8 @@ def sweep(
     given_text: False where the model wrote a part of the text. alone: whether an example's own sequences are all that
     its score depends on. scores: by metric and use, of which `router` is the run's own.
     """
+    from memoryathena.memory.router import Admission
+
     whole = _Stored(traces, run)
     n = len(traces)
     own = np.zeros(n, dtype=bool) if alone is None else np.asarray(alone, dtype=bool)
@@ -337,7 +343,11 @@ def number(tau: float) -> float | str:
 class _Stored:
     """All traces, joined per site; whose a position is; what the run's own rule makes of them here."""
 
-    def __init__(self, traces: Sequence[Trace], run: Admission):
+    def __init__(self, traces: Sequence[Trace], run: "Admission"):
+        import torch
+
+        from memoryathena.tolerances import RELATIVE
+
         self.sites = sites_of(traces)
         self.traced = np.array([bool(trace) for trace in traces])
         parts = {site: [trace[site] if trace else {} for trace in traces] for site in self.sites}
@@ -360,7 +370,7 @@ class _Stored:
 
 
 def _at(
-    whole: _Stored, rule: Admission, run: Admission, given_text: bool, alone: Bools
+    whole: _Stored, rule: "Admission", run: "Admission", given_text: bool, alone: Bools
 ) -> tuple[dict[str, Any], npt.NDArray[np.str_]]:
     """Figures per site at one rule, and the use that each example's score is that of; "" where that is open."""
     traced = whole.traced

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memoryathena.config import SOURCES
+from memoryathena.config import PATHWAYS, SOURCES
 from memoryathena.errors import AthenaError
 from memoryathena.evaluation.analysis import (
     SPLITS,
@@ -30,8 +30,9 @@ from memoryathena.evaluation.analysis import (
 from memoryathena.evaluation.records import Cell, read_cells
 from memoryathena.evaluation.routing import unpack
 from memoryathena.evaluation.scoring import argmax
-from memoryathena.memory.policies import USES
-from memoryathena.memory.router import Admission
+
+if TYPE_CHECKING:
+    from memoryathena.memory.router import Admission
 
 # Of our tasks those whose text is given; a task that is not known here may let the model write its text.
 GIVEN_TEXT = frozenset(
@@ -74,11 +75,16 @@ class Wanted:
 
 def analyze(places: Sequence[Path], wanted: Wanted | None = None) -> Figures:
     """Everything that the records of these places say; `left_out` names what they do not, and why."""
+    return analyze_cells(read_cells(places), wanted)
+
+
+def analyze_cells(cells: Sequence[Cell], wanted: Wanted | None = None) -> Figures:
+    """The same of cells that were read already."""
     wanted = wanted or Wanted()
     overlaps = [report for path in wanted.overlap for report in read_overlap(path)]
     runs: dict[str, list[Cell]] = {}
-    for cell in read_cells(places):
-        runs.setdefault(json.dumps(_identity(cell)), []).append(cell)
+    for cell in cells:
+        runs.setdefault(json.dumps(identity_of(cell)), []).append(cell)
     used: set[str] = set()
     found = [_run(json.loads(key), cells, wanted, overlaps, used) for key, cells in runs.items()]
     if twice := [name for name, count in Counter(report["file"] for report in overlaps).items() if count > 1]:
@@ -90,13 +96,13 @@ def analyze(places: Sequence[Path], wanted: Wanted | None = None) -> Figures:
     warnings += [f"thresholds {one['warning']}" for one in chosen if "warning" in one]
     return {
         "runs": found,
-        "seeds": _seeds(found),
+        "seeds": seeds_of(found),
         "thresholds": chosen,
         "warnings": list(dict.fromkeys(warnings)),
     }
 
 
-def _identity(cell: Cell) -> Figures:
+def identity_of(cell: Cell) -> Figures:
     """What makes cells one run: the same model under the same rule."""
     manifest = cell.record["manifest"]
     return {name: manifest.get(name) for name in (*MODEL, "thresholds")}
@@ -120,7 +126,7 @@ def _run(
         if cell.use in tasks.setdefault(cell.task, {}):
             raise AthenaError(f"{cell.task} under {cell.use} is there twice for {_named(identity)}: give one of them")
         tasks[cell.task][cell.use] = cell
-    order = {use: place for place, use in enumerate(USES)}
+    order = {use: place for place, use in enumerate(PATHWAYS)}
     tasks = {
         name: {use: uses[use] for use in sorted(uses, key=lambda use: order.get(use, len(order)))}
         for name, uses in tasks.items()
@@ -275,8 +281,10 @@ def _sweep(
     )
 
 
-def rule_of(cell: Cell) -> Admission:
+def rule_of(cell: Cell) -> "Admission":
     """The rule that a cell was routed by."""
+    from memoryathena.memory.router import Admission
+
     manifest = cell.record["manifest"]
     router = manifest["config"]["router"]
     thresholds = manifest["thresholds"]
@@ -351,7 +359,7 @@ def _contamination(rows: Sequence[Row], cell: Cell, reports: Sequence[Figures], 
 # -- several runs -------------------------------------------------------------------------------------------------
 
 
-def _seeds(runs: Sequence[Figures]) -> list[Figures]:
+def seeds_of(runs: Sequence[Figures]) -> list[Figures]:
     """Runs that differ in their seed alone, with their scores' mean, deviation and interval."""
     groups: dict[str, list[Figures]] = {}
     for run in runs:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from memoryathena.backbone.artifacts import write_atomically
 from memoryathena.errors import AthenaError
 
 Row = dict[str, Any]
@@ -62,6 +61,8 @@ def _plain(value: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
+    from memoryathena.backbone.artifacts import write_atomically  # brings torch; reading records does not
+
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda temporary: temporary.write_text(text))
 
@@ -94,11 +95,12 @@ def read_cells(places: Sequence[Path]) -> list[Cell]:
         files = sorted(folder.glob("*--*.json")) if folder.is_dir() else [folder]
         if not files or not all(path.is_file() for path in files):
             raise AthenaError(f"{place} has no evaluation records: give a folder that `athena eval --out` made")
-        cells += [_read_cell(path) for path in files]
+        cells += [read_cell(path) for path in files]
     return cells
 
 
-def _read_cell(path: Path) -> Cell:
+def read_cell(path: Path) -> Cell:
+    """One record, and its rows where they are beside it."""
     try:
         record = json.loads(path.read_text())
         rows, digest = path.parent.parent / record["rows"]["file"], record["rows"]["sha256"]

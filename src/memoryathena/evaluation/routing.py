@@ -1,17 +1,22 @@
-"""What the router did to each sequence, gathered while batches pass. Shapes: B rows of a lane, T positions."""
+"""What the router did to each sequence, gathered while batches pass. Shapes: B rows of a lane, T positions.
+
+Whoever only reads what was kept (a report) needs no torch.
+"""
 
 import base64
 import dataclasses
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from memoryathena.memory.policies import Decision
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from memoryathena.memory.policies import Decision
 
 WIDTHS = {"source": 0, "alpha": 0, "mass": 3, "advantages": 2, "confidences": 2}
 Arrays = dict[str, npt.NDArray[Any]]
@@ -28,11 +33,11 @@ class Watch:
     valid_BT: npt.NDArray[np.bool_] | None = None
     seen: dict[tuple[Owner, int], list[Arrays]] = dataclasses.field(default_factory=lambda: defaultdict(list))
 
-    def announce(self, owners: list[list[Owner]], valid_BT: Tensor) -> None:
+    def announce(self, owners: list[list[Owner]], valid_BT: "Tensor") -> None:
         """Before a pass."""
         self.owners, self.valid_BT = owners, valid_BT.cpu().numpy()
 
-    def observe(self, site: int, lane: int, decision: Decision, gates: dict[str, Tensor]) -> None:
+    def observe(self, site: int, lane: int, decision: "Decision", gates: "dict[str, Tensor]") -> None:
         """During it: keep the real positions of every row."""
         wanted = [(row, owner) for row, owner in enumerate(self.owners[lane]) if owner[0] in self.uses]
         if not wanted or self.valid_BT is None:
@@ -55,7 +60,7 @@ class Watch:
         return out
 
 
-def _host(value: Tensor) -> npt.NDArray[np.float32]:
+def _host(value: "Tensor") -> npt.NDArray[np.float32]:
     return value.float().cpu().numpy()
 
 

@@ -49,7 +49,7 @@ def _section(name: str, members: Sequence[tuple[str, Record]]) -> Iterator[str]:
     yield _row("---", ["---:"] * len(columns))
     for place, values in found.items():
         if values:
-            yield _row(place, [_spread([value[use] for value in values if use in value]) for use in columns])
+            yield _row(place, [spread([value[use] for value in values if use in value]) for use in columns])
     yield ""
     yield from (f"* {line}" for line in _facts(records))
     yield "* records: " + ", ".join(f"`{file}`" for file, _ in members)
@@ -62,10 +62,10 @@ def _facts(records: Sequence[Record]) -> Iterator[str]:
             values = [record["perplexity"].get(place, {}) for record in records]
             ratios = [value[a] / value[b] for value in values if a in value and b in value]
             if ratios:
-                yield f"{a} / {b} on {place}: {_spread(ratios, 4)}"
+                yield f"{a} / {b} on {place}: {spread(ratios, 4)}"
     if routed := [record["routing"] for record in records if record.get("routing")]:
-        mass = ", ".join(f"{source} {_spread([one['mass'][source] for one in routed])}" for source in ("E", "GE", "GH"))
-        yield f"routing: mass {mass}; admission {_spread([one['admission'] for one in routed])}"
+        mass = ", ".join(f"{source} {spread([one['mass'][source] for one in routed])}" for source in ("E", "GE", "GH"))
+        yield f"routing: mass {mass}; admission {spread([one['admission'] for one in routed])}"
     first = records[0]
     for stage, tokens in first["budget"].items():
         speed = statistics.mean(record["tokens_per_s"][stage] for record in records)
@@ -78,7 +78,8 @@ def _facts(records: Sequence[Record]) -> Iterator[str]:
     yield f"{machine}; torch {first['versions']['torch']}; commit {commits}"
 
 
-def _spread(values: Sequence[float], digits: int = 3) -> str:
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Mean, and the standard deviation where there are several."""
     if not values:
         return ""
     mean = f"{statistics.mean(values):.{digits}f}"
