@@ -13,7 +13,7 @@ from memoryathena.training.config import StageConfig, TrainingConfig
 from memoryathena.training.distributed import World
 from memoryathena.training.learner import Learner
 from memoryathena.training.optim import RowAdam
-from memoryathena.training.recipe import read_recipe
+from memoryathena.training.recipe import Recipe, read_recipe
 from memoryathena.training.stages import make_stage
 from memoryathena.training.state import collect, restore
 from memoryathena.training.texts import open_tokens
@@ -110,3 +110,17 @@ def test_a_table_may_learn_as_a_whole() -> None:
         model.memory.table.weight.grad = torch.zeros_like(before)
         learner.optimisers[0].step()
     torch.testing.assert_close(model.memory.table.weight.detach(), before * 0.95)
+
+
+def test_what_a_recipe_can_begin_with() -> None:
+    base = {"backbone": "b", "tokens": {"valid": "v.bin"}}
+    with pytest.raises(AthenaError, match="stage pathways needs something learned"):
+        Recipe.build({**base, "stages": ["pathways"]})
+    scratch = Recipe.build({**base, "stages": ["pathways"], "training": {"pathways": {"learn_table": True}}})
+    assert scratch.stages == ("pathways",)
+    assert Recipe.build({**base, "stages": ["pathways"], "model": {"control": "ffn"}}).model.control == "ffn"
+    for values in ({"model": {"control": "permuted"}}, {"memory": "m", "model": {"control": "permuted"}}):
+        with pytest.raises(AthenaError, match="control 'permuted' needs a learned table: give memory, without stage"):
+            Recipe.build({**base, **values})
+    with pytest.raises(AthenaError, match="unknown pathway 'best'"):
+        Recipe.build({**base, "uses": ["off", "best"]})

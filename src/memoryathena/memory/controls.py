@@ -1,8 +1,10 @@
 """What the method is compared with: other things in the place of a site, and other tables.
 
 The gate-less and affine readers are values of `config.control` inside `Site`; a random router is the policy
-`Random`; a table trained together with its readers is a matter of training.
+`Random`; a table trained together with its readers is a matter of training (`learn_table` of stage pathways).
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -70,3 +72,10 @@ def random_rows(weight: Tensor, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed + 0x4E4F4953)  # not the stream that a table of this seed began as
     noise = torch.randn(weight.shape, generator=generator).to(weight)
     return noise * weight.std() + weight.mean()
+
+
+TABLES: dict[str, Callable[[Tensor, MemoryConfig, int], Tensor]] = {
+    "permuted": permuted_rows,
+    "random-memory": lambda weight, config, seed: random_rows(weight, seed),
+}
+"""Values of `config.control` that change a learned table once, when a fresh memory is made around it."""
