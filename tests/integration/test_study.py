@@ -1,6 +1,11 @@
 """A study on a tiny model: shared stages, interruptions, failures."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +14,11 @@ import pytest
 import yaml
 
 from memoryathena import AthenaError
-from memoryathena.studies import runner
-from memoryathena.studies.config import Study, read_study
+from memoryathena.studies import stages
+from memoryathena.studies.config import Study, find_study, read_study
+from memoryathena.studies.parallel import PROGRAM
 from memoryathena.studies.runner import run_study
+from memoryathena.studies.summary import parameters_of, spread, summarise
 from memoryathena.training.trouble import Stopped
 from tests.models import backbone, byte_level_tokenizer, stdlib_texts
 
@@ -63,7 +70,7 @@ def test_what_conditions_share_is_trained_once(recipe: Path, tmp_path: Path) -> 
 
 
 def test_killed_twice_it_gives_the_same(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted, learn, calls = study(recipe), runner.learn, []
+    wanted, learn, calls = study(recipe), stages.learn, []
     whole = run_study(wanted, tmp_path / "whole")
 
     def interrupted(*args: Any) -> Any:
@@ -72,7 +79,7 @@ def test_killed_twice_it_gives_the_same(recipe: Path, tmp_path: Path, monkeypatc
             raise Stopped("stopped", 15)
         return learn(*args)
 
-    monkeypatch.setattr(runner, "learn", interrupted)
+    monkeypatch.setattr(stages, "learn", interrupted)
     for _ in range(2):
         with pytest.raises(Stopped):
             run_study(wanted, tmp_path / "broken")
@@ -118,3 +125,138 @@ def test_another_text_is_another_run(recipe: Path, tmp_path: Path) -> None:
     again = run_study(wanted, tmp_path / "out")
     assert first[0]["data"]["memory"]["sha256"] != again[0]["data"]["memory"]["sha256"]
     assert first[0]["perplexity"] != again[0]["perplexity"]
+
+
+def test_a_table_of_another_condition_and_a_baseline(recipe: Path, tmp_path: Path) -> None:
+    """The table is made by whoever needs it first; its bytes stay."""
+    pytest.importorskip("bm25s")
+    short = {"training": {"pathways": {"paths": ["E"]}}}
+    conditions = {
+        "permuted": {"memory": "@whole", "stages": ["pathways"], "model": {"control": "permuted"}, **short},
+        "whole": {"stages": ["memory"]},
+        "again": {"memory": "@whole", "stages": ["pathways"], **short},
+        "rag": {"baseline": {"name": "rag", "stride": 8, "passages": [1]}},
+    }
+    records = run_study(study(recipe, conditions=conditions), tmp_path / "out")
+    made = [path.name.split("-")[0] for path in (tmp_path / "out" / "stages").iterdir()]
+    assert sorted(made) == ["memory", "pathways", "pathways"]
+    permuted, whole, again, rag = records
+    for record in (permuted, again):
+        table = record["table"]
+        assert table["from"] == "whole"
+        assert table["sha256_before"] == table["sha256_after"]
+        assert (table["sha256_in_the_adapter"] == table["sha256_before"]) == (record is again)
+    assert "table" not in whole
+    assert permuted["perplexity"]["valid"]["E"] != again["perplexity"]["valid"]["E"]
+    assert rag["perplexity"]["valid"].keys() == {"off", "rag"}
+    assert rag["recipe_in_full"]["baseline"]["name"] == "rag"
+    assert run_study(study(recipe, conditions=conditions), tmp_path / "out") == records
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert list(summary["conditions"]) == list(conditions)
+    assert parameters_of(summary["conditions"]["rag"]["parameters"]) == 0
+    assert parameters_of(summary["conditions"]["whole"]["parameters"]) > 1000
+
+
+def test_cells_beside_each_other_give_what_one_by_one_gives(recipe: Path, tmp_path: Path) -> None:
+    conditions = {
+        "slow": {"training": {"router": {"learning_rate": 1e-4}}},
+        "fast": {},
+        "wrong": {"model": {"sites": [99]}},
+        "table": {"stages": ["memory"]},
+    }
+    wanted = study(recipe, conditions=conditions)
+    failed = r"1 of 4 cells failed, the first is wrong--seed0: .*99"
+    with pytest.raises(AthenaError, match=failed):
+        run_study(wanted, tmp_path / "alone")
+    with pytest.raises(AthenaError, match=failed):
+        run_study(wanted, tmp_path / "beside", processes=3)
+    names = ("slow--seed0", "fast--seed0", "table--seed0")
+    for name in names:
+        alone, beside = (
+            json.loads((tmp_path / place / "records" / f"{name}.json").read_text()) for place in ("alone", "beside")
+        )
+        assert alone["perplexity"] == beside["perplexity"]
+        assert alone["recipe_in_full"] == beside["recipe_in_full"]
+    stages = {
+        place: sorted(path.name for path in (tmp_path / place / "stages").iterdir() if (path / "stage.json").is_file())
+        for place in ("alone", "beside")
+    }
+    assert stages["alone"] == stages["beside"]
+    assert len(stages["alone"]) == 4  # one memory, one pathways, two routers
+
+
+MEASURED = ("finished", "seconds", "tokens_per_s", "command", "commit", "dirty")
+
+
+def test_killed_twice_and_rerun_it_gives_the_same_records(recipe: Path, tmp_path: Path) -> None:
+    """Really killed: SIGKILL to the process, once while a stage learns and once after an artifact."""
+    values = yaml.safe_load(recipe.read_text())
+    values["training"] |= {"save_steps": 1, "memory": {"max_tokens": 60 * LENGTH}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
+    file = tmp_path / "study.yaml"
+    conditions = {"one": {}, "other": {"training": {"router": {"learning_rate": 1e-4}}}}
+    file.write_text(
+        yaml.safe_dump({"name": "killed", "recipe": str(tmp_path / "recipe.yaml"), "conditions": conditions})
+    )
+    wanted = read_study(file, {})
+    whole = run_study(wanted, tmp_path / "whole")
+    out = tmp_path / "broken"
+    for pattern in ("stages/memory-*/checkpoint-*/", "stages/pathways-*/stage.json"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, "study", str(file), "--out", str(out), "--processes", "1"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until = time.monotonic() + 120
+        while not list(out.glob(pattern)) and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.005)
+        assert process.poll() is None, "it ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(list((out / "records").glob("*.json"))) < 2
+    broken = run_study(wanted, out)
+    for a, b in zip(whole, broken, strict=True):
+        assert {k: v for k, v in a.items() if k not in MEASURED} == {k: v for k, v in b.items() if k not in MEASURED}
+
+
+def test_summary_by_hand() -> None:
+    records = [
+        {
+            "condition": "a",
+            "seed": seed,
+            "backbone": "b",
+            "parameters": {"memory_side": 7},
+            "perplexity": {"valid": {"off": 3.0, "E": value}},
+            "tasks": {"t": {"em": {"E": value / 10}}},
+        }
+        for seed, value in enumerate((1.0, 2.0, 3.0))
+    ]
+    one = summarise("s", records)["conditions"]["a"]
+    assert one["seeds"] == [0, 1, 2]
+    found = one["perplexity"]["valid"]["E"]
+    assert (found["n"], found["mean"], found["std"]) == (3, 2.0, 1.0)
+    half = 4.302653 / 3**0.5  # t of 0.975 with two degrees of freedom
+    assert found["interval"] == pytest.approx([2 - half, 2 + half], rel=1e-5)
+    assert spread(found) == f"2.000 ± {half:.3f} (std 1.000)"
+    assert one["tasks"]["t"]["em"]["E"]["mean"] == pytest.approx(0.2)
+    assert spread(summarise("s", records[:1])["conditions"]["a"]["perplexity"]["valid"]["E"]) == "1.000"
+
+
+def test_a_shipped_study_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    assert find_study(Path("wikipedia-sites")) == Path("recipes/studies/wikipedia-sites.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert find_study(Path("wikipedia-sites")).is_file()
+    with pytest.raises(AthenaError, match=r"no study 'ruls' in recipes/studies; there are: .*wikipedia-sites"):
+        find_study(Path("ruls"))
+
+
+def test_more_bad_studies(recipe: Path) -> None:
+    with pytest.raises(AthenaError, match=r"condition 'a' takes the table of 'b', which is none of a"):
+        study(recipe, conditions={"a": {"memory": "@b", "stages": ["pathways"]}})
+    both = {"a": {"memory": "@b", "stages": ["pathways"]}, "b": {"baseline": {"name": "rag"}}}
+    with pytest.raises(AthenaError, match=r"condition a: b has no stage memory to take a table from"):
+        study(recipe, conditions=both).cells()
+    with pytest.raises(AthenaError, match="baseline is a mapping with a name"):
+        study(recipe, conditions={"a": {"baseline": "rag"}}).cells()
