@@ -9,6 +9,7 @@ from rich.table import Table
 
 from memoryathena.cli.application import AsJson, Overrides, app, console, notes
 from memoryathena.config import parse_overrides
+from memoryathena.errors import AthenaError
 
 Processes = Annotated[
     int | None, typer.Option(min=1, help="Cells beside each other; one per CUDA device where none is given.")
@@ -69,3 +70,53 @@ def _table(summary: dict[str, Any]) -> Table:
         seeds = ",".join(str(seed) for seed in one["seeds"])
         table.add_row(name, seeds, f"{parameters_of(one['parameters']):,}", *cells)
     return table
+
+
+@app.command()
+def transfer(
+    memory: Annotated[Path, typer.Option(help="A saved table, or a memory whose table is meant.")],
+    backbone: Annotated[str, typer.Option(help="The target: a fetched model's name, a directory or a hub id.")],
+    config: Annotated[Path, typer.Option(help="A recipe with text that was cut by the target's tokenizer.")],
+    out: Annotated[Path, typer.Option(help="Where artifacts and records go; an interrupted run in it goes on.")],
+    overrides: Overrides = None,
+    source: Annotated[str | None, typer.Option(help="The backbone it was learned beside, if it does not say.")] = None,
+    text: Annotated[Path | None, typer.Option(help="For the agreement of addresses; else the held-out text.")] = None,
+    seeds: Annotated[str, typer.Option(help="Commas between.")] = "0",
+    only: Annotated[list[str] | None, typer.Option(help="This cell alone, such as transferred--seed0.")] = None,
+    results: Results = None,
+    processes: Processes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a backbone read another's table, unchanged, through new readers and a new router.
+
+    Beside it: the table permuted, the target's own memory, one from scratch, and the bare target.
+    """
+    from memoryathena.studies.runner import run_study
+    from memoryathena.studies.transfer import AGREEMENT, measured_agreement, transfer_study
+    from memoryathena.training.run import write_json
+
+    wanted = transfer_study(memory, backbone, config, parse_overrides(overrides or []), out, _seeds(seeds))
+    agreement = measured_agreement(memory, source, wanted, text)
+    write_json(out / AGREEMENT, agreement)
+    if results is not None:
+        write_json(results / wanted.name / AGREEMENT, agreement)
+    records = run_study(wanted, out, only or (), results, notes, processes or _devices())
+    if as_json:
+        print(json.dumps({"agreement": agreement, "records": records}, indent=2))
+        return
+    _print(wanted.name, records, out, False)
+    for mode in ("token", "word"):
+        if mode in agreement:
+            found = agreement[mode]
+            console.print(
+                f"addresses by {mode}: {found['agree']:.2%} agree where both tokenizers have a boundary, which is "
+                f"{found['both_of_target']:.2%} of the target's tokens",
+                highlight=False,
+            )
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise AthenaError(f"--seeds is a list of whole numbers such as 0,1,2, got {text!r}") from None
