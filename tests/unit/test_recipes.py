@@ -35,9 +35,13 @@ def test_every_shipped_recipe_is_valid(file: Path) -> None:
         assert (ROOT / named).is_file(), named
 
 
-def test_the_published_rates() -> None:
+@pytest.mark.parametrize("name", ["paper-nlp", "paper-qa", "paper-code"])
+def test_the_published_rates(name: str) -> None:
     """As protocol.md prints them."""
-    training = read_recipe(ROOT / "recipes" / "paper-nlp.yaml").training
+    training = read_recipe(ROOT / "recipes" / f"{name}.yaml").training
+    assert len(training.pathways.paths or ()) == (8 if name == "paper-qa" else 3)
+    auxiliary = (training.pathways.subset_distillation, training.pathways.auxiliary_learning_rate)
+    assert auxiliary == ((0.5, 1e-3) if name == "paper-qa" else (0.0, None))
     for stage in (training.memory, training.pathways):
         assert (stage.learning_rate, stage.warmup_steps, stage.weight_decay) == (3e-5, 1000, 0.01)
     assert (training.memory.table_learning_rate, training.memory.table_optim) == (3e-5, "adamw")
