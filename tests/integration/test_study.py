@@ -260,3 +260,42 @@ def test_more_bad_studies(recipe: Path) -> None:
         study(recipe, conditions=both).cells()
     with pytest.raises(AthenaError, match="baseline is a mapping with a name"):
         study(recipe, conditions={"a": {"baseline": "rag"}}).cells()
+
+
+def test_tasks_on_every_kind_of_cell(recipe: Path, tmp_path: Path) -> None:
+    """A memory under its pathways, a changed backbone as it is, RAG with passages before questions, kNN-LM never."""
+    for module in ("lm_eval", "faiss", "bm25s"):
+        pytest.importorskip(module)
+    rows = [{"question": f"what is a {word} in Python?", "answers": [word]} for word in ("language", "feature")]
+    texts = [{"text": f"the {word} is closed", "label": number % 2} for number, word in enumerate(("file", "list"))]
+    for file, made in (("qa/nq_open.jsonl", rows), ("classify/sst2.jsonl", texts)):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in made))
+    conditions = {
+        "memory": {},
+        "continued": {"baseline": {"name": "continued", "learning_rate": 1e-3}},
+        "rag": {"baseline": {"name": "rag", "stride": 12, "passages": [1], "retrieval": {"passage_tokens": 16}}},
+        "knn-lm": {"baseline": {"name": "knn-lm", "k": 4}},
+    }
+    tasks = {"names": ["athena_nq", "athena_sst2"], "data": str(tmp_path), "limit": 2}
+    wanted = study(recipe, conditions=conditions, common={"uses": ["off", "E", "router"]}, tasks=tasks)
+    memory, continued, rag, knn = run_study(wanted, tmp_path / "out")
+    assert memory["tasks"].keys() == continued["tasks"].keys() == {"athena_nq", "athena_sst2"}
+    assert memory["tasks"]["athena_nq"]["em"].keys() == {"off", "E", "router"}
+    assert continued["tasks"]["athena_nq"]["f1"].keys() == {"continued"}
+    assert rag["tasks"].keys() == {"athena_nq"}
+    assert "tasks" not in knn
+    grid = tmp_path / "out" / "tasks" / "rag--seed0"
+    texts_asked = [
+        json.loads(line)["text"]
+        for path in grid.rglob("*.jsonl")
+        for line in path.read_text().splitlines()
+        if "prompt" in line
+    ]
+    assert len(texts_asked) == 2
+    assert not any(text.startswith("Answer these questions:") for text in texts_asked)
+    assert all("\n\nAnswer these questions:\nQuestion: what is a" in text for text in texts_asked)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())["conditions"]
+    assert summary["memory"]["tasks"]["athena_nq"]["em"]["E"]["n"] == 1
+    again = run_study(wanted, tmp_path / "out")
+    assert again == [memory, continued, rag, knn]
