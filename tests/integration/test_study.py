@@ -299,3 +299,28 @@ def test_tasks_on_every_kind_of_cell(recipe: Path, tmp_path: Path) -> None:
     assert summary["memory"]["tasks"]["athena_nq"]["em"]["E"]["n"] == 1
     again = run_study(wanted, tmp_path / "out")
     assert again == [memory, continued, rag, knn]
+
+
+def test_stopped_while_cells_run_beside_each_other(recipe: Path, tmp_path: Path) -> None:
+    """SIGTERM to the one process reaches the cells, which save; the same command goes on to the same figures."""
+    values = yaml.safe_load(recipe.read_text())
+    values["training"]["memory"] = {"max_tokens": 4000 * LENGTH}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
+    file, out = tmp_path / "study.yaml", tmp_path / "out"
+    wanted = {"name": "two", "recipe": str(tmp_path / "recipe.yaml"), "conditions": {"a": {"stages": ["memory"]}}}
+    file.write_text(yaml.safe_dump({**wanted, "seeds": [0, 1]}))
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "study", str(file), "--out", str(out), "--processes", "2"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    until = time.monotonic() + 120
+    while len(list(out.glob("stages/*/events.jsonl"))) < 2 and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    error = process.communicate(timeout=120)[1].decode()
+    assert process.returncode == 128 + signal.SIGTERM, error
+    assert "study two stopped; the same command goes on" in error
+    assert len(list(out.glob("stages/*/checkpoint-*"))) == 2
+    assert not list(out.glob("records/*"))
