@@ -11,6 +11,7 @@ from memoryathena.memory.controls import TABLES, permuted_rows, random_rows
 from memoryathena.memory.system import sizes
 from memoryathena.training.config import TrainingConfig
 from memoryathena.training.loop import train_stage
+from memoryathena.training.stages import make_stage
 from tests.models import athena, backbone, byte_level_tokenizer, config, sample_ids
 from tests.training import fresh, held_out, options, rows
 
@@ -116,4 +117,5 @@ def test_from_scratch_the_table_learns_with_its_readers() -> None:
     both = TrainingConfig(max_length=24, pathways={"max_steps": 4, "learn_table": True})
     train_stage(model, "pathways", both, rows(), held_out())
     moved = (model.memory.table.weight != before).any(1)
+    assert not make_stage("pathways", both.pathways).plain(0.0)  # its table's gradient is of other rows each step
     assert 0 < moved.float().mean() < 1

@@ -1,26 +1,31 @@
 """The parts of training by hand: losses, advantages, the table's optimiser, batches."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface
 
 from memoryathena import AthenaError
 from memoryathena.backbone.scoring import LinearHead
 from memoryathena.config import SOURCES
 from memoryathena.memory.policies import SUBSET_USES, SUBSETS, Anchored, Candidates
 from memoryathena.memory.router import Admission
+from memoryathena.tolerances import tolerance
 from memoryathena.training.advantage import distillation_loss, horizon_advantage, subset_loss
 from memoryathena.training.config import StageConfig, TrainingConfig, rate
 from memoryathena.training.data import Rows, TokenArray
 from memoryathena.training.distributed import World
 from memoryathena.training.learner import Learner
 from memoryathena.training.loop import train_stage
-from memoryathena.training.optim import RowAdam
+from memoryathena.training.optim import Muon, RowAdam
 from memoryathena.training.passes import run
 from memoryathena.training.policies import StraightThrough
+from memoryathena.training.replay import CAUSAL, causal
 from memoryathena.training.stages import make_stage
 from memoryathena.training.target import target_log_probabilities
 from tests.training import fresh, held_out, rows
@@ -217,3 +222,43 @@ def test_published_auxiliary_heads() -> None:
         TrainingConfig.build({"router": {"learn_table": True}})
     with pytest.raises(AthenaError, match=r"router\.select_by: 'best' is none of"):
         TrainingConfig.build({"router": {"select_by": ["best"]}})
+
+
+def test_muon_is_torchs_own() -> None:
+    """Matrices of one shape together, as torch takes them one by one; its bfloat16 rounds products of a batch alike."""
+    torch.manual_seed(0)
+    first = [torch.randn(6, 10), torch.randn(10, 6), torch.randn(6, 10), torch.randn(4, 4)]
+    ours, theirs = ([torch.nn.Parameter(x.clone()) for x in first] for _ in range(2))
+    optimisers = (
+        Muon(ours, lr=0.01, weight_decay=0.1),
+        torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+    )
+    for _ in range(3):
+        gradients = [torch.randn_like(x) for x in first]
+        for parameters, optimiser in zip((ours, theirs), optimisers, strict=True):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+            optimiser.step()
+    for a, b, x in zip(ours, theirs, first, strict=True):
+        assert (a - b).abs().max() / (b - x).abs().max() < tolerance(torch.bfloat16, 1.0)
+
+
+@pytest.mark.parametrize("paths", [("E", "GE", "GH", "router"), ("soft", "subset-hard", "E+GH")])
+def test_a_pass_of_training_asks_no_value_of_a_device(paths: tuple[str, ...]) -> None:
+    """Else it could not be captured as one graph, and would wait for the device in every step."""
+    model = fresh()
+    AttentionInterface.register(CAUSAL, causal)
+    model.host.set_attn_implementation(CAUSAL)
+    stage = make_stage("pathways", StageConfig(paths=paths))
+    batch = rows().batch(0, 2)
+    stage.loss(model, batch, 0.0)
+    with NoValueLeaves():
+        stage.loss(model, batch, 0.0).backward()
+
+
+class NoValueLeaves(TorchDispatchMode):
+    """Raises where an operation needs a value on the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not any(name in str(func) for name in ("_local_scalar_dense", "nonzero", "masked_select")), func
+        return func(*args, **(kwargs or {}))

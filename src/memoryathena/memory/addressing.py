@@ -101,6 +101,7 @@ class WordKeyer(Keyer):
     lead_V3: Tensor
     tail_V: Tensor
     byte_values: Tensor
+    initial_S: Tensor
 
     def __init__(self, tokens: Sequence[bytes | None], constants: HashConstants, depth: int):
         super().__init__([data or None for data in tokens], constants, depth)  # a token without bytes is no token
@@ -117,11 +118,12 @@ class WordKeyer(Keyer):
         self.register_buffer("lead_V3", torch.tensor(lead), persistent=False)
         self.register_buffer("tail_V", torch.tensor(tail), persistent=False)
         self.register_buffer("byte_values", signed_tensor(BYTE_VALUES), persistent=False)
+        begun = [self.begin] * depth + [SPACE, PENDING_NONE]
+        self.register_buffer("initial_S", torch.tensor(begun), persistent=False)
 
     def initial(self, batch: int) -> Tensor:
         """Begin words, as after white space, nothing pending."""
-        row = [self.begin] * self.depth + [SPACE, PENDING_NONE]
-        return torch.tensor(row, device=self.tail_V.device).expand(batch, -1)
+        return self.initial_S.expand(batch, -1)
 
     def forward(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
         """See `Keyer.forward`."""

@@ -108,7 +108,7 @@ class Generator(nn.Module):
         visible_BTK = window_BTK >= 0
         rows_B11 = torch.arange(cues_SBPw.shape[1], device=cues_SBPw.device)[:, None, None]
         index_BTK = window_BTK.clamp(min=0)
-        start_SLw = self.queries + self.sources[list(sources)][:, None]
+        start_SLw = torch.stack([self.queries + self.sources[source] for source in sources])
         S, (B, T, _) = cues_SBPw.shape[0], window_BTK.shape
         latents = start_SLw[:, None, None].expand(S, B, T, -1, -1)
         for layer in self._stack():

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from memoryathena.config import SOURCES
 from memoryathena.errors import AthenaError
@@ -163,7 +162,7 @@ class Random:
         """See the class."""
         salt = signed((self.seed * 1_000_003 + c.site + 1) * 0x9E3779B97F4A7C15)
         draw_BT = shift_right(mix(mix(c.position_BT + salt) + c.address_BT), 33) % 3
-        return _mixture(c, F.one_hot(draw_BT, 3).to(next(iter(c.values.values())).dtype))
+        return _mixture(c, indicator(draw_BT, 3, next(iter(c.values.values())).dtype))
 
 
 def masked_softmax(logits: Tensor, usable: Tensor) -> Tensor:
@@ -172,13 +171,19 @@ def masked_softmax(logits: Tensor, usable: Tensor) -> Tensor:
     return torch.where(usable.any(-1, keepdim=True), weights, 0.0)
 
 
+def indicator(index: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """1 at the index, 0 elsewhere. Unlike `F.one_hot` it looks at no value, so it never waits for a device."""
+    return (index[..., None] == torch.arange(size, device=index.device)).to(dtype)
+
+
 def _mask(sources: tuple[int, ...], active_3: Tensor) -> Tensor:
-    chosen_3 = torch.tensor([s in sources for s in range(3)], device=active_3.device)
+    index_3 = torch.arange(3, device=active_3.device)
+    chosen_3 = torch.stack([index_3 == source for source in sources]).any(0)
     return active_3 & chosen_3
 
 
 def _one_hot(weights: Tensor) -> Tensor:
-    return F.one_hot(weights.argmax(-1), weights.shape[-1]).to(weights.dtype) * weights.sum(-1, keepdim=True).sign()
+    return indicator(weights.argmax(-1), weights.shape[-1], weights.dtype) * weights.sum(-1, keepdim=True).sign()
 
 
 def _mixture(c: Candidates, weights_3: Tensor) -> Decision:
@@ -188,7 +193,7 @@ def _mixture(c: Candidates, weights_3: Tensor) -> Decision:
 
 
 def _account(value: Tensor, index: Tensor) -> Decision:
-    weights_3 = F.one_hot(index, 3).to(value.dtype)
+    weights_3 = indicator(index, 3, value.dtype)
     return Decision(value, index, 1 - weights_3[..., 0], weights_3)
 
 

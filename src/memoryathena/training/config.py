@@ -33,7 +33,8 @@ class StageConfig(Config):
     direct_learning_rate: PositiveFloat | None = None
     """Stage pathways: of E's readers, which have learned already; none means learning_rate."""
     optim: Literal["adamw", "muon"] = "adamw"
-    """Of the readers: AdamW; or Muon for their matrices (torch.optim.Muon, at AdamW's scale), AdamW for the rest."""
+    """Of the readers: AdamW; or Muon for their matrices (`training/optim.py`) and AdamW for the rest. Under AdamW at a
+    high rate the generator's latents become one constant (docs/log.md)."""
     table_optim: Literal["rows", "adamw"] = "rows"
     """Row by row, with state for the rows that were read (`training/optim.py`); or AdamW over the whole table, as
     published: its state is twice the table."""
@@ -99,6 +100,9 @@ class TrainingConfig(Config):
     """On a GPU, the memory's float32 products in TensorFloat-32."""
     torch_compile: bool = False
     """Fuse the backbone's blocks and the memory's parts: a minute at the start, much faster steps on a GPU."""
+    cuda_graphs: bool = False
+    """On one GPU: a step's forward and backward pass as one CUDA graph, where the table is frozen and the backbone's
+    layers attend to everything before them. Small models wait for launches more than for products."""
     gradient_checkpointing: bool = False
     """Compute the backbone's blocks again going backward: less memory, a third more time."""
     fsdp: bool = False
@@ -155,7 +159,7 @@ class TrainingConfig(Config):
 SPLIT = ("per_device_train_batch_size", "gradient_accumulation_steps")
 NEUTRAL = (
     *("logging_steps", "report_to", "run_name", "save_steps", "save_total_limit"),
-    *("per_device_eval_batch_size", "gradient_checkpointing", "fsdp", "torch_compile"),
+    *("per_device_eval_batch_size", "gradient_checkpointing", "fsdp", "torch_compile", "cuda_graphs"),
 )
 
 

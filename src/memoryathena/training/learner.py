@@ -5,7 +5,6 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,8 @@ from memoryathena.training.config import StageConfig, rate
 from memoryathena.training.data import Batch
 from memoryathena.training.distributed import OwnRows, World, reduce_gradients
 from memoryathena.training.loss import StepLoss
-from memoryathena.training.optim import RowAdam
+from memoryathena.training.optim import Muon, RowAdam
+from memoryathena.training.replay import Replay
 from memoryathena.training.stages import Stage
 from memoryathena.training.state import TABLE
 
@@ -37,14 +37,19 @@ class Learner:
     parameters: dict[str, nn.Parameter]
     rows: OwnRows | None
     optimisers: list[torch.optim.Optimizer]
+    replay: Replay | None = None
 
     @classmethod
-    def make(cls, model: AthenaModel, stage: Stage, options: StageConfig, world: World) -> "Learner":
-        """A fresh one."""
+    def make(
+        cls, model: AthenaModel, stage: Stage, options: StageConfig, world: World, cuda_graphs: bool = False
+    ) -> "Learner":
+        """A fresh one; with `cuda_graphs` its steps are replayed where they can be."""
         parameters = stage.trained(model)
         row_wise = TABLE in parameters and options.table_optim == "rows"
         rows = OwnRows(parameters[TABLE], world) if row_wise else None
-        return cls(model, stage, options, world, parameters, rows, _optimisers(stage.name, parameters, rows, options))
+        replay = Replay(model, stage, list(parameters.values())) if cuda_graphs and world.size == 1 else None
+        optimisers = _optimisers(stage.name, parameters, rows, options)
+        return cls(model, stage, options, world, parameters, rows, optimisers, replay)
 
     @property
     def readers(self) -> list[nn.Parameter]:
@@ -55,10 +60,13 @@ class Learner:
         """One optimiser step: the loss over all its rows, as one large batch would have it, and the gradient's norm."""
         device = self.model.input_device
         targets = self.world.sum(torch.stack([batch.valid_BT.sum() for batch in batches]).sum().to(device))
-        loss = StepLoss(self.world, int(targets))
-        for batch in batches:
-            loss.add(self.stage.loss(self.model, batch, step / steps))
-        total = loss.finish()
+        if self.replay is not None and len(batches) == 1 and self.stage.plain(step / steps):
+            total = self.replay.step(batches[0], targets, step / steps)
+        else:
+            loss = StepLoss(self.world, int(targets))
+            for batch in batches:
+                loss.add(self.stage.loss(self.model, batch, step / steps))
+            total = loss.finish()
         reduce_gradients(self.world, self.readers)
         norm = nn.utils.clip_grad_norm_([p for p in self.readers if p.grad is not None], self.options.max_grad_norm)
         table = self.rows.collect() if self.rows is not None else torch.zeros(())
@@ -109,15 +117,10 @@ class Learner:
             self.model.eval()
 
 
-def _muon(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Orthogonal steps, scaled so that AdamW's rates and decay keep their meaning."""
-    return torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw")
-
-
 def _optimisers(
     name: str, parameters: dict[str, nn.Parameter], rows: OwnRows | None, options: StageConfig
 ) -> list[torch.optim.Optimizer]:
-    """AdamW for the readers, without decay on norms and biases; row-wise Adam for the table, or AdamW too."""
+    """AdamW or Muon for the readers, without decay on norms and biases; row-wise Adam for the table, or AdamW too."""
     settled = options.direct_learning_rate if name == "pathways" else None
     groups: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
     for key, parameter in parameters.items():
@@ -134,14 +137,13 @@ def _optimisers(
         muon = wide and options.optim == "muon"
         groups.setdefault((muon, lr, decay), []).append(parameter)
     optimisers: list[torch.optim.Optimizer] = []
-    for wanted, make in ((False, torch.optim.AdamW), (True, _muon)):
+    for turned, kind in ((False, torch.optim.AdamW), (True, Muon)):
         chosen = [
             {"params": group, "lr": lr, "weight_decay": decay}
             for (muon, lr, decay), group in groups.items()
-            if muon == wanted
+            if muon == turned
         ]
-        if chosen:
-            optimisers.append(make(chosen))
+        optimisers += [kind(chosen)] if chosen else []
     if rows is not None:
         shape = {"surprise": options.table_surprise, "settling": options.table_settling}
         rates = {"lr": options.table_learning_rate, "weight_decay": options.table_weight_decay}

@@ -27,6 +27,7 @@ from memoryathena.training.distributed import World, broadcast
 from memoryathena.training.learner import Learner
 from memoryathena.training.passes import run
 from memoryathena.training.recompute import recomputed
+from memoryathena.training.replay import causal_attention
 from memoryathena.training.stages import make_stage
 from memoryathena.training.state import collect, frozen_digest, restore
 from memoryathena.training.tracking import Tracking
@@ -74,7 +75,8 @@ def train_stage(
     # -- prepare
     world, options = World.current(), config.stage(name)
     stage = make_stage(name, options)
-    learner = Learner.make(model, stage, options, world)
+    replayed = config.cuda_graphs and not config.gradient_checkpointing
+    learner = Learner.make(model, stage, options, world, replayed)
     for source in (rows, valid) if valid is not None else (rows,):
         source.check()
     per_step = options.per_device_train_batch_size * options.gradient_accumulation_steps * world.size
@@ -104,6 +106,7 @@ def train_stage(
 
     with (
         learner.learning(),
+        causal_attention(model, replayed),
         compiled(model, config.torch_compile),
         recomputed(model, config.gradient_checkpointing),
         Interrupts(enabled=folder is not None) as interrupts,

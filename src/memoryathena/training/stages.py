@@ -36,6 +36,10 @@ class Stage(abc.ABC):
     def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor | Weighted:
         """At this share of the stage: summed over valid targets, or a mean with weights of its own."""
 
+    def plain(self, progress: float) -> bool:
+        """Whether the loss is then a sum over targets with dense gradients: the same work in every step."""
+        return True
+
 
 def _named(model: AthenaModel, pick: tuple[str, ...]) -> dict[str, nn.Parameter]:
     """Parameters of every site under these names."""
@@ -59,6 +63,10 @@ class MemoryStage(Stage):
     """The table and the direct reader, on the language-model loss of E."""
 
     name, validated = "memory", ("E",)
+
+    def plain(self, progress: float) -> bool:
+        """No: which rows have a gradient differs from step to step."""
+        return False
 
     def trained(self, model: AthenaModel) -> dict[str, nn.Parameter]:
         """Table, E readers and the norm they read through."""
@@ -103,6 +111,10 @@ class PathwaysStage(Stage):
             losses.append(subset_loss(log_p_7BT.to(logits_BT7.device), logits_BT7[:, :-1], valid_BT).to(total.device))
         return total + self.config.subset_distillation * torch.stack(losses).mean()
 
+    def plain(self, progress: float) -> bool:
+        """While the table is frozen."""
+        return not self.config.learn_table
+
     @property
     def _paths(self) -> tuple[str, ...]:
         return self.config.paths or SOURCES
@@ -127,6 +139,10 @@ class RouterStage(Stage):
         if progress < self.config.distillation:
             return self._distil(model, batch)
         return _summed_over({name: learnable(model, name) for name in ("router", *self._beside(model))}, model, batch)
+
+    def plain(self, progress: float) -> bool:
+        """Once the distillation is over."""
+        return progress >= self.config.distillation
 
     def _beside(self, model: AthenaModel) -> tuple[str, ...]:
         default = ("soft",) if model.config_athena.auxiliary else ()
