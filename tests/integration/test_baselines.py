@@ -10,14 +10,18 @@ import torch
 import yaml
 
 from memoryathena import get_athena_model
-from memoryathena.baselines.datastore import IndexOptions, build
+from memoryathena.backbone.load import load_backbone
+from memoryathena.baselines.datastore import Datastore, IndexOptions, build
+from memoryathena.baselines.head import KnnHead, MlpHead, put_on
 from memoryathena.baselines.knn_lm import neighbours_but_itself
+from memoryathena.baselines.mlp_module import MlpMemory
 from memoryathena.baselines.perplexity import last_hidden, log_probabilities
 from memoryathena.baselines.rag import _behind, prompted
 from memoryathena.baselines.retrieval import RetrievalOptions, build_passages
 from memoryathena.baselines.text import Reading, distinct, readings
 from memoryathena.training.measure import perplexities
 from memoryathena.training.recipe import read_recipe
+from memoryathena.training.run import held_out as held_out_texts
 from tests.models import backbone, byte_level_tokenizer, stdlib_texts
 from tests.training import rows
 
@@ -92,12 +96,9 @@ def test_a_baseline_gives_a_record(name: str, recipe: Path, tmp_path: Path, athe
 
 def test_off_is_what_training_measures(recipe: Path, tmp_path: Path, athena_cli: Any) -> None:
     wanted = read_recipe(recipe)
-    from memoryathena.backbone.load import load_backbone
-    from memoryathena.training.run import held_out
-
     bare, tokenizer = load_backbone(wanted.backbone)
     model = get_athena_model(bare, wanted.model, tokenizer)
-    text = held_out(wanted, tokenizer)["valid"].rows(LENGTH)
+    text = held_out_texts(wanted, tokenizer)["valid"].rows(LENGTH)
     expected = perplexities(model, text, ("off",), wanted.measure_tokens)["off"]
     code, printed, _ = athena_cli("baseline", "knn-lm", "--config", recipe, "--out", tmp_path, "--json", "knn-lm.k=4")
     assert code == 0
@@ -168,3 +169,31 @@ def test_bad_input_gets_one_line(recipe: Path, tmp_path: Path, athena_cli: Any) 
     code, _, err = athena_cli("lora", "--config", recipe, "--record", tmp_path / "none.json")
     assert code == 2
     assert "no record" in err
+
+
+@pytest.mark.parametrize("name", ["knn-lm", "mlp-memory"])
+def test_the_interpolated_head_is_the_mixture_that_was_measured(
+    name: str, recipe: Path, tmp_path: Path, athena_cli: Any
+) -> None:
+    """From the saved files: the perplexity of the whole model's logits is the record's; it generates too."""
+    code, printed, err = athena_cli("baseline", name, "--config", recipe, "--out", tmp_path, "--json", *CASES[name])
+    assert code == 0, err
+    found, wanted = json.loads(printed), read_recipe(recipe)
+    bare, tokenizer = load_backbone(wanted.backbone)
+    if name == "knn-lm":
+        store = Datastore.load(tmp_path, 32)
+        put_on(bare, lambda head: KnnHead(head, store, 8, found["temperature"], found["weight"]))
+    else:
+        put_on(bare, lambda head: MlpHead(head, MlpMemory.load(tmp_path), found["weight"]))
+    total = count = 0.0
+    with torch.no_grad():
+        for batch in held_out_texts(wanted, tokenizer)["valid"].rows(LENGTH).all(2, wanted.measure_tokens):
+            logits = bare(batch.ids_BT).logits
+            torch.testing.assert_close(logits.logsumexp(-1), torch.zeros(batch.ids_BT.shape), atol=1e-4, rtol=0)
+            log_p = logits[:, :-1].log_softmax(-1).gather(-1, batch.targets_BT[..., None])[..., 0]
+            total -= float(log_p[batch.valid_BT].sum())
+            count += int(batch.valid_BT.sum())
+    assert np.exp(total / count) == pytest.approx(found["perplexity"]["valid"], rel=1e-4)
+    model = get_athena_model(bare, "tiny", tokenizer)
+    with model.use("off"):
+        assert model.generate(batch.ids_BT[:1, :5], max_new_tokens=3, do_sample=False).shape == (1, 8)

@@ -263,7 +263,7 @@ def test_more_bad_studies(recipe: Path) -> None:
 
 
 def test_tasks_on_every_kind_of_cell(recipe: Path, tmp_path: Path) -> None:
-    """A memory under its pathways, a changed backbone as it is, RAG with passages before questions, kNN-LM never."""
+    """A memory under its pathways, a changed backbone as it is, RAG by its prompt, kNN-LM by its head."""
     for module in ("lm_eval", "faiss", "bm25s"):
         pytest.importorskip(module)
     rows = [{"question": f"what is a {word} in Python?", "answers": [word]} for word in ("language", "feature")]
@@ -284,7 +284,7 @@ def test_tasks_on_every_kind_of_cell(recipe: Path, tmp_path: Path) -> None:
     assert memory["tasks"]["athena_nq"]["em"].keys() == {"off", "E", "router"}
     assert continued["tasks"]["athena_nq"]["f1"].keys() == {"continued"}
     assert rag["tasks"].keys() == {"athena_nq"}
-    assert "tasks" not in knn
+    assert knn["tasks"]["athena_sst2"].keys() == memory["tasks"]["athena_sst2"].keys()
     grid = tmp_path / "out" / "tasks" / "rag--seed0"
     texts_asked = [
         json.loads(line)["text"]

@@ -14,7 +14,7 @@ from memoryathena.baselines.mixture import (
     neighbour_log_probability,
     neighbour_weights,
 )
-from memoryathena.baselines.mlp_memory import MlpMemory, matched_inner
+from memoryathena.baselines.mlp_module import MlpMemory, matched_inner
 from memoryathena.baselines.text import pieces
 
 

@@ -4,8 +4,10 @@ Shapes: N entries or queries, K neighbours, d width.
 """
 
 import dataclasses
+import io
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,14 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from memoryathena.backbone.artifacts import write_atomically
 from memoryathena.baselines.perplexity import last_hidden
 from memoryathena.baselines.text import Reading, batch_count, batches
 from memoryathena.config import Config
 from memoryathena.errors import AthenaError
 
 NONE = -1
+INDEX, VALUES = "index.faiss", "values.npy"
 TRAINED_ON = 64
 """Entries that each list of the index is fitted on, where there are so many."""
 
@@ -54,6 +58,21 @@ class Datastore:
             torch.from_numpy(value_NK).to(query_Nd.device),
             torch.from_numpy(entry_NK).to(query_Nd.device),
         )
+
+    def save(self, folder: Path) -> None:
+        """The index in FAISS's own format, the tokens beside it."""
+        faiss = _faiss()
+        write_atomically(folder / INDEX, lambda temporary: faiss.write_index(self.index, str(temporary)))
+        write_atomically(folder / VALUES, lambda temporary: temporary.write_bytes(_npy(self.value_N)))
+
+    @classmethod
+    def load(cls, folder: Path, nprobe: int) -> "Datastore":
+        """As it was saved."""
+        index = _faiss().read_index(str(folder / INDEX))
+        flat = not hasattr(index, "nprobe")
+        if not flat:
+            index.nprobe = min(nprobe, index.nlist)
+        return cls(index, np.load(folder / VALUES), "Flat" if flat else f"IVF{index.nlist},PQ{index.pq.M}x8")
 
     def facts(self) -> dict[str, Any]:
         """For the record."""
@@ -110,6 +129,12 @@ def _sample(backbone: Any, text: list[Reading], size: int, wanted: int, count: i
 
 def _array(x_Nd: Tensor) -> np.ndarray:
     return np.ascontiguousarray(x_Nd.detach().float().cpu().numpy())
+
+
+def _npy(values: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, values)
+    return buffer.getvalue()
 
 
 def _faiss() -> Any:

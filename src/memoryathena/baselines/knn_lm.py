@@ -5,6 +5,7 @@ Shapes: B rows, T positions, N positions with a target, K neighbours, d width.
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,13 +44,17 @@ class KnnOptions(Config):
     seed: int = Field(default=0, ge=0)
 
 
-def run_knn_lm(recipe: Recipe, options: KnnOptions, console: Console | None = None) -> dict[str, Any]:
-    """Perplexities and facts."""
+def run_knn_lm(
+    recipe: Recipe, options: KnnOptions, out: Path | None = None, console: Console | None = None
+) -> dict[str, Any]:
+    """Perplexities and facts; the datastore goes to `out`."""
     backbone, tokenizer = load_for_training(recipe, World())
     text = distinct(readings(recipe, tokenizer, options.seed, options.max_tokens))
     start = time.monotonic()
     store = build(backbone, text, options.index, options.per_device_batch_size, console)
     seconds = time.monotonic() - start
+    if out is not None:
+        store.save(out)
     settings = [(temperature, weight) for temperature in options.temperature for weight in options.weights]
     start = time.monotonic()
     best, tried, perplexity = chosen_on_valid(recipe, tokenizer, knn_score(backbone, store, options.k), settings)

@@ -8,6 +8,7 @@ Shapes: N positions, K neighbours, d width, V vocabulary.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from memoryathena.backbone.scoring import output_head
@@ -23,10 +23,10 @@ from memoryathena.baselines.adapt import memory_parameters, scheduled
 from memoryathena.baselines.datastore import Datastore, IndexOptions, build
 from memoryathena.baselines.knn_lm import neighbours_but_itself
 from memoryathena.baselines.mixture import WEIGHTS, imitation_loss, mix, neighbour_weights
+from memoryathena.baselines.mlp_module import MlpMemory, matched_inner
 from memoryathena.baselines.perplexity import OFF, Score, chosen_on_valid, last_hidden
 from memoryathena.baselines.text import Reading, batch_count, batches, distinct, readings
 from memoryathena.config import Config
-from memoryathena.memory.reader import normalise_rms
 from memoryathena.provenance import provenance
 from memoryathena.training.data import Batch
 from memoryathena.training.distributed import World
@@ -61,36 +61,10 @@ class MlpMemoryOptions(Config):
     seed: int = Field(default=0, ge=0)
 
 
-class MlpMemory(nn.Module):
-    """Layers x + down(silu(up(norm(x))))."""
-
-    def __init__(self, width: int, inner: int, layers: int):
-        super().__init__()
-        self.norms = nn.Parameter(torch.ones(layers, width))
-        self.ups = nn.ModuleList(nn.Linear(width, inner, bias=False) for _ in range(layers))
-        self.downs = nn.ModuleList(nn.Linear(inner, width, bias=False) for _ in range(layers))
-
-    def reset(self, generator: torch.Generator) -> None:
-        """Zero output of every layer."""
-        for up in self.ups.parameters():
-            nn.init.normal_(up, std=0.02, generator=generator)
-        for down in self.downs.parameters():
-            nn.init.zeros_(down)
-
-    def forward(self, x_Nd: Tensor) -> Tensor:
-        """States -> states, for the output head."""
-        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
-            x_Nd = x_Nd + down(F.silu(up(normalise_rms(x_Nd, norm))))
-        return x_Nd
-
-
-def matched_inner(parameters: int, width: int, layers: int) -> int:
-    """The widest that needs no more parameters."""
-    return max(1, (parameters // layers - width) // (2 * width))
-
-
-def run_mlp_memory(recipe: Recipe, options: MlpMemoryOptions, console: Console | None = None) -> dict[str, Any]:
-    """Perplexities and facts."""
+def run_mlp_memory(
+    recipe: Recipe, options: MlpMemoryOptions, out: Path | None = None, console: Console | None = None
+) -> dict[str, Any]:
+    """Perplexities and facts; the module goes to `out`."""
     backbone, tokenizer = load_for_training(recipe, World())
     backbone.requires_grad_(False)
     budget = memory_parameters(recipe, backbone)
@@ -105,6 +79,8 @@ def run_mlp_memory(recipe: Recipe, options: MlpMemoryOptions, console: Console |
     made = time.monotonic()
     loss = _imitate(backbone, module, store, text, options, console)
     seconds = time.monotonic() - start
+    if out is not None:
+        module.save(out)
     best, tried, perplexity = chosen_on_valid(recipe, tokenizer, mlp_score(backbone, module), options.weights)
     tokens = sum(one.count for one in text) * recipe.training.max_length
     return {

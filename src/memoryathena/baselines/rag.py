@@ -8,6 +8,7 @@ Shapes: B rows, T positions.
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +43,9 @@ class RagOptions(Config):
     seed: int = Field(default=0, ge=0)
 
 
-def run_rag(recipe: Recipe, options: RagOptions, console: Console | None = None) -> dict[str, Any]:
+def run_rag(
+    recipe: Recipe, options: RagOptions, out: Path | None = None, console: Console | None = None
+) -> dict[str, Any]:
     """Perplexities and facts."""
     backbone, tokenizer = load_for_training(recipe, World())
     backbone.requires_grad_(False)

@@ -25,7 +25,7 @@ MODEL = "model"
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """Its options, and what runs it. A backbone that was changed is saved into `out`, for `athena eval`."""
+    """Its options, and what runs it. What it made is saved into `out`: a changed backbone, a datastore, a module."""
 
     options: type[Config]
     run: Callable[[Recipe, Any, Path | None, Console | None], dict[str, Any]]
@@ -42,16 +42,12 @@ def _adapted(make: Callable[[Recipe, Any, Console | None], tuple[Any, Any, dict[
     return run
 
 
-def _plain(make: Callable[[Recipe, Any, Console | None], dict[str, Any]]) -> Any:
-    return lambda recipe, options, out, console: make(recipe, options, console)
-
-
 BASELINES: dict[str, Baseline] = {
     "lora": Baseline(LoraOptions, _adapted(lora_model)),
     "continued": Baseline(ContinuedOptions, _adapted(continued_model)),
-    "knn-lm": Baseline(KnnOptions, _plain(run_knn_lm)),
-    "mlp-memory": Baseline(MlpMemoryOptions, _plain(run_mlp_memory)),
-    "rag": Baseline(RagOptions, _plain(run_rag)),
+    "knn-lm": Baseline(KnnOptions, run_knn_lm),
+    "mlp-memory": Baseline(MlpMemoryOptions, run_mlp_memory),
+    "rag": Baseline(RagOptions, run_rag),
 }
 
 

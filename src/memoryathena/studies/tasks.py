@@ -7,6 +7,9 @@ from rich.console import Console
 
 from memoryathena.backbone.load import load_backbone
 from memoryathena.backbone.model import AthenaModel, get_athena_model
+from memoryathena.baselines.datastore import Datastore
+from memoryathena.baselines.head import KnnHead, MlpHead, put_on
+from memoryathena.baselines.mlp_module import MlpMemory
 from memoryathena.baselines.run import MODEL
 from memoryathena.errors import AthenaError
 from memoryathena.studies.config import Cell, TaskConfig
@@ -35,16 +38,20 @@ def baseline_tasks(
     found: dict[str, Any],
     console: Console | None,
 ) -> Figures:
-    """Of a changed backbone as it is; of RAG with passages in the prompt of questions; of the others nothing.
-
-    The harness asks for a model's own generation, which kNN-LM and MLP Memory do not have here.
-    """
-    recipe, changed = cell.recipe, (place / MODEL).is_dir()
-    if not changed and name != "rag":
-        return {}
-    backbone, tokenizer = load_backbone(str(place / MODEL) if changed else recipe.backbone, "auto", _device())
+    """Of a changed backbone as it is, of an interpolated one by its head, of RAG with passages before questions."""
+    recipe = cell.recipe
+    folder = place / MODEL if (place / MODEL).is_dir() else None
+    backbone, tokenizer = load_backbone(str(folder) if folder else recipe.backbone, "auto", _device())
+    change = None
+    if name == "knn-lm":
+        store = Datastore.load(place, options.index.nprobe)
+        put_on(backbone, lambda head: KnnHead(head, store, options.k, found["temperature"], found["weight"]))
+    elif name == "mlp-memory":
+        module = MlpMemory.load(place).to(backbone.device)
+        put_on(backbone, lambda head: MlpHead(head, module, found["weight"]))
+    elif name == "rag":
+        change = _passages(recipe, tokenizer, options, int(found["passages"]), console)
     model = get_athena_model(backbone, "tiny", tokenizer)
-    change = None if changed else _passages(recipe, tokenizer, options, int(found["passages"]), console)
     try:
         figures = _figures(model, tasks, recipe, ("off",), None, out / "tasks" / cell.name, console, change)
     finally:
