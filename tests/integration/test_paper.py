@@ -127,6 +127,10 @@ def test_a_shipped_study_runs(name: str, stand_in: Any, tmp_path: Path, monkeypa
             assert table["sha256_before"] == table["sha256_after"]
             same = record["options"]["model"]["control"] == "none"
             assert (table["sha256_in_the_adapter"] == table["sha256_before"]) == same, condition
+            moved = record["backbone"] != found[asked["memory"][1:]]["backbone"]
+            assert ("agreement" in record) == moved, condition
+            if moved:
+                assert record["agreement"]["word"]["agree"] == 1.0
     if name in ("rules", "paper-controls", "controls"):
         assert "random" in records[0]["perplexity"]["valid"]
     if name == "rules":

@@ -92,11 +92,14 @@ def transfer(
     Beside it: the table permuted, the target's own memory, one from scratch, and the bare target.
     """
     from memoryathena.studies.runner import run_study
-    from memoryathena.studies.transfer import AGREEMENT, measured_agreement, transfer_study
+    from memoryathena.studies.transfer import AGREEMENT, measured_agreement, source_name, table_folder, transfer_study
     from memoryathena.training.run import write_json
 
     wanted = transfer_study(memory, backbone, config, parse_overrides(overrides or []), out, _seeds(seeds))
-    agreement = measured_agreement(memory, source, wanted, text)
+    name = source or source_name(memory)
+    if name is None:
+        raise AthenaError(f"{memory} is a table without a backbone's name: give --source NAME for the agreement")
+    agreement = measured_agreement(table_folder(memory), name, wanted.cells()[0].recipe, text)
     write_json(out / AGREEMENT, agreement)
     if results is not None:
         write_json(results / wanted.name / AGREEMENT, agreement)

@@ -32,12 +32,15 @@ from memoryathena.studies.parallel import run_beside
 from memoryathena.studies.stages import Loaded, load, make_stages, table_digest, table_facts, text_facts
 from memoryathena.studies.summary import summarise
 from memoryathena.studies.tasks import baseline_tasks, memory_tasks
+from memoryathena.studies.transfer import measured_agreement
 from memoryathena.training.distributed import World
 from memoryathena.training.run import attach, make_record, write_json
 from memoryathena.training.texts import open_part
 from memoryathena.training.trouble import Stopped
 
 SUMMARY = "summary.json"
+AGREEMENT_CHARACTERS = 200_000
+"""Of held-out text on which a cell that reads another backbone's table compares the two tokenizers' addresses."""
 
 
 def run_study(
@@ -150,6 +153,9 @@ def _memory(
     if digest is not None and adapter is not None:
         made_by = cell.source.condition if cell.source is not None else str(recipe.memory)
         record["table"] = {"from": made_by, **table_facts(recipe, digest, adapter)}
+        if cell.source is not None and cell.source.recipe.backbone != recipe.backbone and recipe.memory is not None:
+            source = cell.source.recipe.backbone
+            record["agreement"] = measured_agreement(recipe.memory, source, recipe, characters=AGREEMENT_CHARACTERS)
     return record
 
 

@@ -13,8 +13,7 @@ from memoryathena.backbone.inspect import documents
 from memoryathena.backbone.load import load_tokenizer
 from memoryathena.baselines.text import pieces
 from memoryathena.config import merge
-from memoryathena.errors import AthenaError
-from memoryathena.studies.agreement import address_agreement
+from memoryathena.studies.agreement import CHARACTERS, address_agreement
 from memoryathena.studies.config import Study
 from memoryathena.training.recipe import Recipe, read_yaml
 from memoryathena.training.run import write_json
@@ -62,18 +61,16 @@ def source_name(memory: Path) -> str | None:
     return str(load_adapter_config(memory)[1]["backbone"]["name"])
 
 
-def measured_agreement(memory: Path, source: str | None, study: Study, text: Path | None) -> dict[str, Any]:
+def measured_agreement(
+    table: Path, source: str, recipe: Recipe, text: Path | None = None, characters: int = CHARACTERS
+) -> dict[str, Any]:
     """Address agreement of the source's and the target's tokenizer, on a file or on the recipe's held-out text."""
-    name = source or source_name(memory)
-    if name is None:
-        raise AthenaError(f"{memory} is a table without a backbone's name: give --source NAME for the agreement")
-    recipe = study.cells()[0].recipe
     target = load_tokenizer(recipe.backbone)
-    config, constants, _, _ = load_memory_config(table_folder(memory))
+    config, constants, _, _ = load_memory_config(table)
     texts = documents(text) if text is not None else _held_out(recipe, target)
-    found = address_agreement(load_tokenizer(name), target, texts, config, constants)
+    found = address_agreement(load_tokenizer(source), target, texts, config, constants, characters)
     where = str(text) if text is not None else f"{recipe.corpus_name}, part valid"
-    return {"source": name, "target": recipe.backbone, "text": where, "table": config.canonical, **found}
+    return {"source": source, "target": recipe.backbone, "text": where, "table": config.canonical, **found}
 
 
 def _held_out(recipe: Recipe, tokenizer: Any) -> Iterator[str]:
