@@ -126,5 +126,7 @@ def test_what_a_recipe_can_begin_with() -> None:
     for values in ({"model": {"control": "permuted"}}, {"memory": "m", "model": {"control": "permuted"}}):
         with pytest.raises(AthenaError, match="control 'permuted' needs a learned table: give memory, without stage"):
             Recipe.build({**base, **values})
+    with pytest.raises(AthenaError, match="control 'ffn' has nothing to route: leave stage router out"):
+        Recipe.build({**base, "model": {"control": "ffn"}})
     with pytest.raises(AthenaError, match="unknown pathway 'best'"):
         Recipe.build({**base, "uses": ["off", "best"]})

@@ -86,14 +86,15 @@ def knn_score(backbone: Any, store: Datastore, k: int) -> Score:
         log_p_BT = target_log_probabilities(hidden_BTd, targets_BT, output_head(backbone))
         valid_BT = batch.valid_BT.to(hidden_BTd.device)
         distance_NK, value_NK, _ = store.search(hidden_BTd[valid_BT], k)
-        out: dict[Any, Tensor] = {}
-        for setting in settings:
-            if setting == OFF:
-                out[OFF] = log_p_BT
-                continue
-            temperature, weight = setting
-            log_q_N = neighbour_log_probability(distance_NK, value_NK, targets_BT[valid_BT], temperature)
-            out[setting] = log_p_BT.masked_scatter(valid_BT, mix(log_p_BT[valid_BT], log_q_N.to(log_p_BT), weight))
+        targets_N, log_p_N = targets_BT[valid_BT], log_p_BT[valid_BT]
+        log_q = {
+            temperature: neighbour_log_probability(distance_NK, value_NK, targets_N, temperature).to(log_p_N)
+            for temperature in {setting[0] for setting in settings if setting != OFF}
+        }
+        out: dict[Any, Tensor] = {OFF: log_p_BT} if OFF in settings else {}
+        for temperature, weight in (setting for setting in settings if setting != OFF):
+            mixed_N = mix(log_p_N, log_q[temperature], weight)
+            out[temperature, weight] = log_p_BT.masked_scatter(valid_BT, mixed_N)
         return out
 
     return score

@@ -51,14 +51,14 @@ def run_beside(
         raise AthenaError("under torchrun all processes share each cell: give no --processes")
     file, names = out / "study.json", devices()
     write_json(file, study.model_dump(mode="json"))
-    waiting, running = list(cells), list[Worker]()
+    waiting, running, known = list(cells), list[Worker](), dict[str, list[Path]]()
     with Interrupts(enabled=True) as interrupts:
         try:
             while waiting or running:
                 for worker in [one for one in running if one.process.poll() is not None]:
                     running.remove(worker)
                     done(worker.cell, _error(worker))
-                while len(running) < processes and (ready := _next(waiting, running, out)) is not None:
+                while len(running) < processes and (ready := _next(waiting, running, out, known)) is not None:
                     cell, needs = ready
                     waiting.remove(cell)
                     try:
@@ -75,16 +75,19 @@ def run_beside(
                 worker.process.wait()
 
 
-def _next(waiting: list[Cell], running: list[Worker], out: Path) -> tuple[Cell, list[Path]] | None:
+def _next(
+    waiting: list[Cell], running: list[Worker], out: Path, known: dict[str, list[Path]]
+) -> tuple[Cell, list[Path]] | None:
     """The first cell none of whose unfinished stages is being made; what fails to say its stages fails by itself."""
     busy = {place for worker in running for place in worker.needs if not finished(place)}
     for cell in waiting:
-        try:
-            needs = needed(cell, out)
-        except AthenaError:
-            return cell, []
-        if not busy & {place for place in needs if not finished(place)}:
-            return cell, needs
+        if cell.name not in known:
+            try:
+                known[cell.name] = needed(cell, out)
+            except AthenaError:
+                return cell, []
+        if not busy & {place for place in known[cell.name] if not finished(place)}:
+            return cell, known[cell.name]
     return None
 
 

@@ -1,5 +1,6 @@
 """A study's artifacts: where each stage's is, who needs it, and making what is not there yet."""
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,9 +21,15 @@ from memoryathena.training.texts import Text, open_part
 Loaded = tuple[Any, Any]  # backbone, tokenizer
 
 
+@functools.lru_cache(maxsize=8)
+def known_tokenizer(name: str) -> Any:
+    """A study asks for the same few with every cell, and a large one takes seconds to load."""
+    return load_tokenizer(name)
+
+
 def text_facts(recipe: Recipe) -> dict[str, Any]:
     """Which text a cell reads, by the digests that are written beside it: quick, also for a finished cell."""
-    tokenizer = load_tokenizer(recipe.backbone)
+    tokenizer = known_tokenizer(recipe.backbone)
     parts = (*recipe.stages, "valid")
     return {part: open_part(recipe, part, tokenizer, verify=False).facts() for part in parts}
 

@@ -98,6 +98,8 @@ class Recipe(Config):
     def _starts(self) -> Self:
         if self.model.control in TABLES and (self.memory is None or "memory" in self.stages):
             raise ValueError(f"control {self.model.control!r} needs a learned table: give memory, without stage memory")
+        if self.model.control == "ffn" and "router" in self.stages:
+            raise ValueError("control 'ffn' has nothing to route: leave stage router out")
         if self.adapter is not None and self.memory is not None:
             raise ValueError("give adapter or memory, not both: an adapter brings its own table")
         fresh = self.training.pathways.learn_table or self.model.control == "ffn"
