@@ -37,6 +37,8 @@ class RagOptions(Config):
     """How many stand in front; of several numbers valid chooses."""
     stride: PositiveInt = 64
     query_tokens: PositiveInt = 32
+    separator: str = "\n\n"
+    """After each passage."""
     retrieval: RetrievalOptions = RetrievalOptions()
     max_tokens: PositiveInt | None = None
     """None reads as many positions as the recipe's stages together, no row of them twice."""
@@ -79,6 +81,8 @@ def rag_score(backbone: Any, passages: Passages, options: RagOptions) -> Score:
     """Settings are numbers of passages."""
     longest = int(getattr(backbone.config.get_text_config(), "max_position_embeddings", 1 << 30))
 
+    between = passages.tokenizer(options.separator, add_special_tokens=False).input_ids
+
     def score(batch: Batch, settings: Sequence[Any]) -> Mapping[Any, Tensor]:
         bare_BT = log_probabilities(backbone, batch)
         counts = [setting for setting in settings if setting != OFF]
@@ -96,7 +100,10 @@ def rag_score(backbone: Any, passages: Passages, options: RagOptions) -> Score:
             nearest = passages.nearest(queries, max(counts))
             for count in counts:
                 # The best stands last, next to what it is to help with.
-                front = [[token for passage in reversed(found[:count]) for token in passage] for found in nearest]
+                front = [
+                    [token for passage in reversed(found[:count]) for token in (*passage, *between)]
+                    for found in nearest
+                ]
                 out[count][:, start - 1 : stop - 1] = _behind(backbone, batch.ids_BT, front, start, stop, longest)
         return out
 
