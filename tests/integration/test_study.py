@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from memoryathena import AthenaError
-from memoryathena.studies import stages
+from memoryathena.studies import parallel, stages
 from memoryathena.studies.config import Study, find_study, read_study
 from memoryathena.studies.parallel import PROGRAM
 from memoryathena.studies.runner import run_study
@@ -324,3 +324,28 @@ def test_stopped_while_cells_run_beside_each_other(recipe: Path, tmp_path: Path)
     assert "study two stopped; the same command goes on" in error
     assert len(list(out.glob("stages/*/checkpoint-*"))) == 2
     assert not list(out.glob("records/*"))
+
+
+def test_cells_are_dealt_out_over_the_devices(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process sees the one device that has the fewest cells."""
+    seen = []
+
+    class Process:
+        returncode = 0
+
+        def __init__(self, command: list[str], env: dict[str, str], **options: Any):
+            seen.append((command[command.index("--only") + 1], env["CUDA_VISIBLE_DEVICES"]))
+
+        def poll(self) -> int | None:
+            self.polled = getattr(self, "polled", 0) + 1
+            return 0 if self.polled > 2 else None
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    monkeypatch.setattr(parallel.subprocess, "Popen", Process)
+    told: list[tuple[str, str | None]] = []
+    cells = study(recipe, seeds=[0, 1]).cells()
+    parallel.run_beside(study(recipe), cells, tmp_path, 4, lambda cell, error: told.append((cell.name, error)))
+    assert parallel.devices() == ["2", "5"]
+    # A seed's two cells share stages: the second of them waits until the first has made them.
+    assert seen == [("slow--seed0", "2"), ("slow--seed1", "5"), ("fast--seed0", "2"), ("fast--seed1", "5")]
+    assert {name for name, _ in told} == {cell.name for cell in cells}
