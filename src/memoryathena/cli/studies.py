@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from memoryathena.cli.application import AsJson, Overrides, app, console, notes
@@ -49,8 +51,11 @@ def _print(name: str, records: list[dict[str, Any]], out: Path, as_json: bool) -
     if as_json:
         print(json.dumps(records, indent=2))
         return
-    summary = summarise(name, records)
-    console.print(_table(summary))
+    table = _table(summarise(name, records))
+    # A log has no width: a dozen pathways would be cut to a letter each.
+    natural = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    wide = console if console.is_terminal else Console(width=max(console.width, natural))
+    wide.print(table)
     console.print(f"records: {out / 'records'} · all figures over seeds: {out / 'summary.json'}", highlight=False)
 
 
