@@ -1,7 +1,7 @@
 """The generator: a short causal window of cues -> a few latents, at every position and for both sources at once.
 
 Shapes: B batch, P window positions with the carried ones, T positions, K window length, L latents, w width,
-S sources.
+S sources, Q queries, h heads, c channels of a head.
 """
 
 import math
@@ -37,14 +37,18 @@ class Attention(nn.Module):
         return self.attend(x, self.key_value(y))
 
     def attend(self, x: Tensor, key_value: Tensor, visible: Tensor | None = None) -> Tensor:
-        """x [..., Q, w] attends to projected keys and values [..., K, 2w]; visible [..., K] hides some."""
-        q = self.query(x).unflatten(-1, (self.heads, -1))
-        k, v = (part.unflatten(-1, (self.heads, -1)) for part in key_value.chunk(2, dim=-1))
-        scores = torch.einsum("...qhc,...khc->...hqk", q, k) / math.sqrt(q.shape[-1])
+        """x [..., Q, w] attends to projected keys and values [..., K, 2w]; visible [..., K] hides some.
+
+        Sums over products, not matrix products: a matrix of four queries and three keys per position and head fills no
+        processor, and going backward through thousands of them took most of a training step on every machine.
+        """
+        q_Qhc = self.query(x).unflatten(-1, (self.heads, -1))
+        k_Khc, v_Khc = (part.unflatten(-1, (self.heads, -1)) for part in key_value.chunk(2, dim=-1))
+        scores_QKh = (q_Qhc.unsqueeze(-3) * k_Khc.unsqueeze(-4)).sum(-1) / math.sqrt(q_Qhc.shape[-1])
         if visible is not None:
-            scores = scores.masked_fill(~visible[..., None, None, :], -math.inf)
-        mixed = torch.einsum("...hqk,...khc->...qhc", scores.softmax(-1), v)
-        return self.out(mixed.flatten(-2))
+            scores_QKh = scores_QKh.masked_fill(~visible[..., None, :, None], -math.inf)
+        mixed_Qhc = (scores_QKh.softmax(-2).unsqueeze(-1) * v_Khc.unsqueeze(-4)).sum(-3)
+        return self.out(mixed_Qhc.flatten(-2))
 
 
 class Layer(nn.Module):
