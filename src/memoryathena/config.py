@@ -136,8 +136,9 @@ class AthenaConfig(Config):
     """Also carry the ordinary and the subset router heads."""
     value_std: float = Field(default=0.02, ge=0)
     """Initial std of the direct reader's value map; 0 makes a fresh memory exactly neutral."""
-    control: Literal["none", "no-gate", "affine", "ffn"] = "none"
-    """A control of the method instead of the method: all gates 1, one affine map, an FFN without memory."""
+    control: Literal["none", "no-gate", "affine", "ffn", "permuted", "random-memory"] = "none"
+    """A control of the method instead of the method: all gates 1, one affine map, an FFN without memory; or a learned
+    table whose rows are permuted within each head, or replaced by noise, before anything reads them."""
     block_path: str | None = None
     """Where the backbone's blocks are, for an architecture that is not known, such as 'model.layers'."""
     seed: int = Field(default=0, ge=0)

@@ -1,6 +1,11 @@
 """A study on a tiny model: shared stages, interruptions, failures."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +14,11 @@ import pytest
 import yaml
 
 from memoryathena import AthenaError
-from memoryathena.studies import runner
-from memoryathena.studies.config import Study, read_study
+from memoryathena.studies import parallel, stages
+from memoryathena.studies.config import Study, find_study, read_study
+from memoryathena.studies.parallel import PROGRAM
 from memoryathena.studies.runner import run_study
+from memoryathena.studies.summary import parameters_of, spread, summarise
 from memoryathena.training.trouble import Stopped
 from tests.models import backbone, byte_level_tokenizer, stdlib_texts
 
@@ -63,7 +70,7 @@ def test_what_conditions_share_is_trained_once(recipe: Path, tmp_path: Path) -> 
 
 
 def test_killed_twice_it_gives_the_same(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted, learn, calls = study(recipe), runner.learn, []
+    wanted, learn, calls = study(recipe), stages.learn, []
     whole = run_study(wanted, tmp_path / "whole")
 
     def interrupted(*args: Any) -> Any:
@@ -72,7 +79,7 @@ def test_killed_twice_it_gives_the_same(recipe: Path, tmp_path: Path, monkeypatc
             raise Stopped("stopped", 15)
         return learn(*args)
 
-    monkeypatch.setattr(runner, "learn", interrupted)
+    monkeypatch.setattr(stages, "learn", interrupted)
     for _ in range(2):
         with pytest.raises(Stopped):
             run_study(wanted, tmp_path / "broken")
@@ -118,3 +125,227 @@ def test_another_text_is_another_run(recipe: Path, tmp_path: Path) -> None:
     again = run_study(wanted, tmp_path / "out")
     assert first[0]["data"]["memory"]["sha256"] != again[0]["data"]["memory"]["sha256"]
     assert first[0]["perplexity"] != again[0]["perplexity"]
+
+
+def test_a_table_of_another_condition_and_a_baseline(recipe: Path, tmp_path: Path) -> None:
+    """The table is made by whoever needs it first; its bytes stay."""
+    pytest.importorskip("bm25s")
+    short = {"training": {"pathways": {"paths": ["E"]}}}
+    conditions = {
+        "permuted": {"memory": "@whole", "stages": ["pathways"], "model": {"control": "permuted"}, **short},
+        "whole": {"stages": ["memory"]},
+        "again": {"memory": "@whole", "stages": ["pathways"], **short},
+        "rag": {"baseline": {"name": "rag", "stride": 8, "passages": [1]}},
+    }
+    records = run_study(study(recipe, conditions=conditions), tmp_path / "out")
+    made = [path.name.split("-")[0] for path in (tmp_path / "out" / "stages").iterdir()]
+    assert sorted(made) == ["memory", "pathways", "pathways"]
+    permuted, whole, again, rag = records
+    for record in (permuted, again):
+        table = record["table"]
+        assert table["from"] == "whole"
+        assert table["sha256_before"] == table["sha256_after"]
+        assert (table["sha256_in_the_adapter"] == table["sha256_before"]) == (record is again)
+    assert "table" not in whole
+    assert permuted["perplexity"]["valid"]["E"] != again["perplexity"]["valid"]["E"]
+    assert rag["perplexity"]["valid"].keys() == {"off", "rag"}
+    assert rag["recipe_in_full"]["baseline"]["name"] == "rag"
+    assert run_study(study(recipe, conditions=conditions), tmp_path / "out") == records
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert list(summary["conditions"]) == list(conditions)
+    assert parameters_of(summary["conditions"]["rag"]["parameters"]) == 0
+    assert parameters_of(summary["conditions"]["whole"]["parameters"]) > 1000
+
+
+def test_cells_beside_each_other_give_what_one_by_one_gives(recipe: Path, tmp_path: Path) -> None:
+    conditions = {
+        "slow": {"training": {"router": {"learning_rate": 1e-4}}},
+        "fast": {},
+        "wrong": {"model": {"sites": [99]}},
+        "table": {"stages": ["memory"]},
+    }
+    wanted = study(recipe, conditions=conditions)
+    failed = r"1 of 4 cells failed, the first is wrong--seed0: .*99"
+    with pytest.raises(AthenaError, match=failed):
+        run_study(wanted, tmp_path / "alone")
+    with pytest.raises(AthenaError, match=failed):
+        run_study(wanted, tmp_path / "beside", processes=3)
+    names = ("slow--seed0", "fast--seed0", "table--seed0")
+    for name in names:
+        alone, beside = (
+            json.loads((tmp_path / place / "records" / f"{name}.json").read_text()) for place in ("alone", "beside")
+        )
+        assert alone["perplexity"] == beside["perplexity"]
+        assert alone["recipe_in_full"] == beside["recipe_in_full"]
+    stages = {
+        place: sorted(path.name for path in (tmp_path / place / "stages").iterdir() if (path / "stage.json").is_file())
+        for place in ("alone", "beside")
+    }
+    assert stages["alone"] == stages["beside"]
+    assert len(stages["alone"]) == 4  # one memory, one pathways, two routers
+
+
+MEASURED = ("finished", "seconds", "tokens_per_s", "command", "commit", "dirty")
+
+
+def test_killed_twice_and_rerun_it_gives_the_same_records(recipe: Path, tmp_path: Path) -> None:
+    """Really killed: SIGKILL to the process, once while a stage learns and once after an artifact."""
+    values = yaml.safe_load(recipe.read_text())
+    values["training"] |= {"save_steps": 1, "memory": {"max_tokens": 60 * LENGTH}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
+    file = tmp_path / "study.yaml"
+    conditions = {"one": {}, "other": {"training": {"router": {"learning_rate": 1e-4}}}}
+    file.write_text(
+        yaml.safe_dump({"name": "killed", "recipe": str(tmp_path / "recipe.yaml"), "conditions": conditions})
+    )
+    wanted = read_study(file, {})
+    whole = run_study(wanted, tmp_path / "whole")
+    out = tmp_path / "broken"
+    for pattern in ("stages/memory-*/checkpoint-*/", "stages/pathways-*/stage.json"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, "study", str(file), "--out", str(out), "--processes", "1"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until = time.monotonic() + 120
+        while not list(out.glob(pattern)) and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.005)
+        assert process.poll() is None, "it ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(list((out / "records").glob("*.json"))) < 2
+    broken = run_study(wanted, out)
+    for a, b in zip(whole, broken, strict=True):
+        assert {k: v for k, v in a.items() if k not in MEASURED} == {k: v for k, v in b.items() if k not in MEASURED}
+
+
+def test_summary_by_hand() -> None:
+    records = [
+        {
+            "condition": "a",
+            "seed": seed,
+            "backbone": "b",
+            "parameters": {"memory_side": 7},
+            "perplexity": {"valid": {"off": 3.0, "E": value}},
+            "tasks": {"t": {"em": {"E": value / 10}}},
+        }
+        for seed, value in enumerate((1.0, 2.0, 3.0))
+    ]
+    one = summarise("s", records)["conditions"]["a"]
+    assert one["seeds"] == [0, 1, 2]
+    found = one["perplexity"]["valid"]["E"]
+    assert (found["n"], found["mean"], found["std"]) == (3, 2.0, 1.0)
+    half = 4.302653 / 3**0.5  # t of 0.975 with two degrees of freedom
+    assert found["interval"] == pytest.approx([2 - half, 2 + half], rel=1e-5)
+    assert spread(found) == f"2.000 ± {half:.3f} (std 1.000)"
+    assert one["tasks"]["t"]["em"]["E"]["mean"] == pytest.approx(0.2)
+    assert spread(summarise("s", records[:1])["conditions"]["a"]["perplexity"]["valid"]["E"]) == "1.000"
+
+
+def test_a_shipped_study_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    assert find_study(Path("wikipedia-sites")) == Path("recipes/studies/wikipedia-sites.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert find_study(Path("wikipedia-sites")).is_file()
+    with pytest.raises(AthenaError, match=r"no study 'ruls' in recipes/studies; there are: .*wikipedia-sites"):
+        find_study(Path("ruls"))
+
+
+def test_more_bad_studies(recipe: Path) -> None:
+    with pytest.raises(AthenaError, match=r"condition 'a' takes the table of 'b', which is none of a"):
+        study(recipe, conditions={"a": {"memory": "@b", "stages": ["pathways"]}})
+    both = {"a": {"memory": "@b", "stages": ["pathways"]}, "b": {"baseline": {"name": "rag"}}}
+    with pytest.raises(AthenaError, match=r"condition a: b has no stage memory to take a table from"):
+        study(recipe, conditions=both).cells()
+    with pytest.raises(AthenaError, match="baseline is a mapping with a name"):
+        study(recipe, conditions={"a": {"baseline": "rag"}}).cells()
+
+
+def test_tasks_on_every_kind_of_cell(recipe: Path, tmp_path: Path) -> None:
+    """A memory under its pathways, a changed backbone as it is, RAG by its prompt, kNN-LM by its head."""
+    for module in ("lm_eval", "faiss", "bm25s"):
+        pytest.importorskip(module)
+    rows = [{"question": f"what is a {word} in Python?", "answers": [word]} for word in ("language", "feature")]
+    texts = [{"text": f"the {word} is closed", "label": number % 2} for number, word in enumerate(("file", "list"))]
+    for file, made in (("qa/nq_open.jsonl", rows), ("classify/sst2.jsonl", texts)):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in made))
+    conditions = {
+        "memory": {},
+        "continued": {"baseline": {"name": "continued", "learning_rate": 1e-3}},
+        "rag": {"baseline": {"name": "rag", "stride": 12, "passages": [1], "retrieval": {"passage_tokens": 16}}},
+        "knn-lm": {"baseline": {"name": "knn-lm", "k": 4}},
+    }
+    tasks = {"names": ["athena_nq", "athena_sst2"], "data": str(tmp_path), "limit": 2}
+    wanted = study(recipe, conditions=conditions, common={"uses": ["off", "E", "router"]}, tasks=tasks)
+    memory, continued, rag, knn = run_study(wanted, tmp_path / "out")
+    assert memory["tasks"].keys() == continued["tasks"].keys() == {"athena_nq", "athena_sst2"}
+    assert memory["tasks"]["athena_nq"]["em"].keys() == {"off", "E", "router"}
+    assert continued["tasks"]["athena_nq"]["f1"].keys() == {"continued"}
+    assert rag["tasks"].keys() == {"athena_nq"}
+    assert knn["tasks"]["athena_sst2"].keys() == memory["tasks"]["athena_sst2"].keys()
+    grid = tmp_path / "out" / "tasks" / "rag--seed0"
+    texts_asked = [
+        json.loads(line)["text"]
+        for path in grid.rglob("*.jsonl")
+        for line in path.read_text().splitlines()
+        if "prompt" in line
+    ]
+    assert len(texts_asked) == 2
+    assert not any(text.startswith("Answer these questions:") for text in texts_asked)
+    assert all("\n\nAnswer these questions:\nQuestion: what is a" in text for text in texts_asked)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())["conditions"]
+    assert summary["memory"]["tasks"]["athena_nq"]["em"]["E"]["n"] == 1
+    again = run_study(wanted, tmp_path / "out")
+    assert again == [memory, continued, rag, knn]
+
+
+def test_stopped_while_cells_run_beside_each_other(recipe: Path, tmp_path: Path) -> None:
+    """SIGTERM to the one process reaches the cells, which save; the same command goes on to the same figures."""
+    values = yaml.safe_load(recipe.read_text())
+    values["training"]["memory"] = {"max_tokens": 4000 * LENGTH}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
+    file, out = tmp_path / "study.yaml", tmp_path / "out"
+    wanted = {"name": "two", "recipe": str(tmp_path / "recipe.yaml"), "conditions": {"a": {"stages": ["memory"]}}}
+    file.write_text(yaml.safe_dump({**wanted, "seeds": [0, 1]}))
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "study", str(file), "--out", str(out), "--processes", "2"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    until = time.monotonic() + 120
+    while len(list(out.glob("stages/*/events.jsonl"))) < 2 and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    error = process.communicate(timeout=120)[1].decode()
+    assert process.returncode == 128 + signal.SIGTERM, error
+    assert "study two stopped; the same command goes on" in error
+    assert len(list(out.glob("stages/*/checkpoint-*"))) == 2
+    assert not list(out.glob("records/*"))
+
+
+def test_cells_are_dealt_out_over_the_devices(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process sees the one device that has the fewest cells."""
+    seen = []
+
+    class Process:
+        returncode = 0
+
+        def __init__(self, command: list[str], env: dict[str, str], **options: Any):
+            seen.append((command[command.index("--only") + 1], env["CUDA_VISIBLE_DEVICES"]))
+
+        def poll(self) -> int | None:
+            self.polled = getattr(self, "polled", 0) + 1
+            return 0 if self.polled > 2 else None
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    monkeypatch.setattr(parallel.subprocess, "Popen", Process)
+    told: list[tuple[str, str | None]] = []
+    cells = study(recipe, seeds=[0, 1]).cells()
+    parallel.run_beside(study(recipe), cells, tmp_path, 4, lambda cell, error: told.append((cell.name, error)))
+    assert parallel.devices() == ["2", "5"]
+    # A seed's two cells share stages: the second of them waits until the first has made them.
+    assert seen == [("slow--seed0", "2"), ("slow--seed1", "5"), ("fast--seed0", "2"), ("fast--seed1", "5")]
+    assert {name for name, _ in told} == {cell.name for cell in cells}

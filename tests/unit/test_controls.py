@@ -1,11 +1,19 @@
 """Controls of section 9 do what their names say."""
 
+from pathlib import Path
+
+import pytest
 import torch
 
-from memoryathena import get_athena_model
+from memoryathena import AthenaError, AthenaModel, get_athena_model
 from memoryathena.config import MemoryConfig
-from memoryathena.memory.controls import permuted_rows, random_rows
+from memoryathena.memory.controls import TABLES, permuted_rows, random_rows
+from memoryathena.memory.system import sizes
+from memoryathena.training.config import TrainingConfig
+from memoryathena.training.loop import train_stage
+from memoryathena.training.stages import make_stage
 from tests.models import athena, backbone, byte_level_tokenizer, config, sample_ids
+from tests.training import fresh, held_out, options, rows
 
 IDS = sample_ids()[None]
 
@@ -60,3 +68,54 @@ def test_the_ffn_control_begins_as_the_bare_model_and_has_no_memory() -> None:
         model.memory.table.weight.zero_()
         assert not torch.equal(changed, logits)
         assert torch.equal(model(IDS).logits, changed)
+
+
+def test_a_control_of_the_table_is_laid_over_a_learned_one_once(tmp_path: Path) -> None:
+    model = athena()
+    learned = model.memory.table.weight.detach().clone()
+    model.save_memory(tmp_path / "memory")
+    bare = model.detach()
+    for control, change in TABLES.items():
+        changed = get_athena_model(bare, config(control=control), byte_level_tokenizer(), memory=tmp_path / "memory")
+        weight = changed.memory.table.weight.detach().clone()
+        assert torch.equal(weight, change(learned, config().memory, 0))
+        assert not torch.equal(weight, learned)
+        changed.save_pretrained(tmp_path / control)
+        changed.detach()
+        again = AthenaModel.from_pretrained(tmp_path / control, backbone=bare, tokenizer=byte_level_tokenizer())
+        assert torch.equal(again.memory.table.weight, weight)
+        again.detach()
+        with pytest.raises(AthenaError, match=f"control '{control}' changes a learned table: give memory"):
+            get_athena_model(bare, config(control=control), byte_level_tokenizer())
+
+
+def test_every_control_learns_and_says_its_size() -> None:
+    for control in ("no-gate", "affine", "ffn"):
+        model = athena(control=control)
+        before = {name: value.detach().clone() for name, value in model.memory.named_parameters()}
+        out = train_stage(model, "memory", options(), rows(), held_out())
+        moved = {
+            name.split(".")[2]
+            for name, value in model.memory.named_parameters()
+            if "sites" in name and not torch.equal(value, before[name])
+        }
+        assert out["steps"] == 8
+        assert moved == ({"up", "down", "norm"} if control == "ffn" else {"direct"})  # nothing gates with the norm
+        assert torch.equal(model.memory.table.weight, before["table.weight"]) == (control == "ffn")
+    counted = {control: sizes(athena(control=control).config_athena) for control in ("none", "ffn", "affine")}
+    sites = counted["none"]["memory_side"] - counted["none"]["table"]
+    assert counted["ffn"]["table"] == 0
+    assert 0 <= sites - counted["ffn"]["memory_side"] < 2 * (2 * 32 + 1)
+    assert counted["affine"]["memory_side"] < counted["none"]["memory_side"]
+
+
+def test_from_scratch_the_table_learns_with_its_readers() -> None:
+    model = fresh()
+    before = model.memory.table.weight.detach().clone()
+    train_stage(model, "pathways", options(), rows(), held_out())
+    assert torch.equal(model.memory.table.weight, before)
+    both = TrainingConfig(max_length=24, pathways={"max_steps": 4, "learn_table": True})
+    train_stage(model, "pathways", both, rows(), held_out())
+    moved = (model.memory.table.weight != before).any(1)
+    assert not make_stage("pathways", both.pathways).plain(0.0)  # its table's gradient is of other rows each step
+    assert 0 < moved.float().mean() < 1

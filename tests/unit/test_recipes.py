@@ -13,7 +13,7 @@ from memoryathena.training.config import StageConfig, TrainingConfig
 from memoryathena.training.distributed import World
 from memoryathena.training.learner import Learner
 from memoryathena.training.optim import RowAdam
-from memoryathena.training.recipe import read_recipe
+from memoryathena.training.recipe import Recipe, read_recipe
 from memoryathena.training.stages import make_stage
 from memoryathena.training.state import collect, restore
 from memoryathena.training.texts import open_tokens
@@ -35,9 +35,13 @@ def test_every_shipped_recipe_is_valid(file: Path) -> None:
         assert (ROOT / named).is_file(), named
 
 
-def test_the_published_rates() -> None:
+@pytest.mark.parametrize("name", ["paper-nlp", "paper-qa", "paper-code"])
+def test_the_published_rates(name: str) -> None:
     """As protocol.md prints them."""
-    training = read_recipe(ROOT / "recipes" / "paper-nlp.yaml").training
+    training = read_recipe(ROOT / "recipes" / f"{name}.yaml").training
+    assert len(training.pathways.paths or ()) == (8 if name == "paper-qa" else 3)
+    auxiliary = (training.pathways.subset_distillation, training.pathways.auxiliary_learning_rate)
+    assert auxiliary == ((0.5, 1e-3) if name == "paper-qa" else (0.0, None))
     for stage in (training.memory, training.pathways):
         assert (stage.learning_rate, stage.warmup_steps, stage.weight_decay) == (3e-5, 1000, 0.01)
     assert (training.memory.table_learning_rate, training.memory.table_optim) == (3e-5, "adamw")
@@ -110,3 +114,19 @@ def test_a_table_may_learn_as_a_whole() -> None:
         model.memory.table.weight.grad = torch.zeros_like(before)
         learner.optimisers[0].step()
     torch.testing.assert_close(model.memory.table.weight.detach(), before * 0.95)
+
+
+def test_what_a_recipe_can_begin_with() -> None:
+    base = {"backbone": "b", "tokens": {"valid": "v.bin"}}
+    with pytest.raises(AthenaError, match="stage pathways needs something learned"):
+        Recipe.build({**base, "stages": ["pathways"]})
+    scratch = Recipe.build({**base, "stages": ["pathways"], "training": {"pathways": {"learn_table": True}}})
+    assert scratch.stages == ("pathways",)
+    assert Recipe.build({**base, "stages": ["pathways"], "model": {"control": "ffn"}}).model.control == "ffn"
+    for values in ({"model": {"control": "permuted"}}, {"memory": "m", "model": {"control": "permuted"}}):
+        with pytest.raises(AthenaError, match="control 'permuted' needs a learned table: give memory, without stage"):
+            Recipe.build({**base, **values})
+    with pytest.raises(AthenaError, match="control 'ffn' has nothing to route: leave stage router out"):
+        Recipe.build({**base, "model": {"control": "ffn"}})
+    with pytest.raises(AthenaError, match="unknown pathway 'best'"):
+        Recipe.build({**base, "uses": ["off", "best"]})

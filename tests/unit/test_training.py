@@ -12,18 +12,23 @@ from transformers import AttentionInterface
 
 from memoryathena import AthenaError
 from memoryathena.backbone.scoring import LinearHead
-from memoryathena.memory.policies import Anchored, Candidates
+from memoryathena.config import SOURCES
+from memoryathena.memory.policies import SUBSET_USES, SUBSETS, Anchored, Candidates
 from memoryathena.memory.router import Admission
 from memoryathena.tolerances import tolerance
-from memoryathena.training.advantage import distillation_loss, horizon_advantage
+from memoryathena.training.advantage import distillation_loss, horizon_advantage, subset_loss
 from memoryathena.training.config import StageConfig, TrainingConfig, rate
 from memoryathena.training.data import Rows, TokenArray
+from memoryathena.training.distributed import World
+from memoryathena.training.learner import Learner
+from memoryathena.training.loop import train_stage
 from memoryathena.training.optim import Muon, RowAdam
+from memoryathena.training.passes import run
 from memoryathena.training.policies import StraightThrough
 from memoryathena.training.replay import CAUSAL, causal
 from memoryathena.training.stages import make_stage
 from memoryathena.training.target import target_log_probabilities
-from tests.training import fresh, rows
+from tests.training import fresh, held_out, rows
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -170,6 +175,53 @@ def test_straight_through_is_the_rule_forwards_and_a_mixture_backwards() -> None
     torch.testing.assert_close(head, expected)
     for s, value in enumerate(values):
         torch.testing.assert_close(value, hard.weights_3[..., s, None] * weight)
+
+
+def test_the_subset_head_learns_what_was_best_for_each_token() -> None:
+    """Two positions: subset 4 is best at the first, subset 0 at the second, a third has no target."""
+    log_p = torch.full((7, 1, 3), -2.0)
+    log_p[4, 0, 0], log_p[0, 0, 1], log_p[6, 0, 2] = -1.0, -0.5, -0.1
+    logits = torch.zeros(1, 3, 7)
+    logits[0, 0, 4] = math.log(3)
+    found = subset_loss(log_p, logits, torch.tensor([[True, True, False]]))
+    assert found.item() == pytest.approx(-math.log(3 / 9) - math.log(1 / 7))
+
+
+def test_published_auxiliary_heads() -> None:
+    """Eight paths, half the cross entropy to the best subset, a rate of their own, chosen by subset-soft."""
+    paths = ("E", "GE", "GH", "E+GE", "E+GH", "GE+GH", "soft", "subset-soft")
+    for use, subset in zip(SUBSET_USES, SUBSETS, strict=True):
+        assert use == {"E+GE+GH": "soft"}.get(name := "+".join(SOURCES[s] for s in subset), name)
+    stage = StageConfig(
+        max_steps=4, paths=paths, subset_distillation=0.5, auxiliary_learning_rate=1e-2, select_by=("subset-soft",)
+    )
+    model = fresh()
+    learner = Learner.make(model, make_stage("pathways", stage), stage, World())
+    rates = {id(p): group["lr"] for group in learner.optimisers[0].param_groups for p in group["params"]}
+    for name, parameter in learner.parameters.items():
+        assert rates[id(parameter)] == (1e-2 if name.split(".")[2] in ("ordinary", "subset") else 1e-3), name
+    batch = rows().batch(0, 2)
+    with torch.no_grad():
+        full = learner.stage.loss(model, batch, 0.0)
+        paths_alone = make_stage("pathways", StageConfig(paths=paths)).loss(model, batch, 0.0)
+        policies = {use: model.policy(use) for use in paths}
+        found, decisions = run(model, policies, batch)
+        best = torch.stack([found[use] for use in SUBSET_USES]).argmax(0)
+        expected = 0.0
+        for site in (1, 3):
+            log_q = decisions["subset-soft", site].subset_logits_7[:, :-1].log_softmax(-1)
+            expected -= log_q.gather(-1, best[..., None])[..., 0][batch.valid_BT].sum() / 2
+    torch.testing.assert_close(full, paths_alone + 0.5 * expected)
+    out = train_stage(
+        model, "pathways", TrainingConfig(max_length=24, pathways=stage, eval_steps=2), rows(), held_out()
+    )
+    assert out["history"][-1]["valid"].keys() == {"subset-soft"}
+    with pytest.raises(AthenaError, match=r"compares all subsets: E\+GE is not among the paths"):
+        TrainingConfig.build({"pathways": {"subset_distillation": 0.5}})
+    with pytest.raises(AthenaError, match=r"router: subset_distillation and learn_table are for stage pathways alone"):
+        TrainingConfig.build({"router": {"learn_table": True}})
+    with pytest.raises(AthenaError, match=r"router\.select_by: 'best' is none of"):
+        TrainingConfig.build({"router": {"select_by": ["best"]}})
 
 
 def test_muon_is_torchs_own() -> None:

@@ -24,6 +24,7 @@ from memoryathena.backbone.trace import Trace
 from memoryathena.config import AthenaConfig
 from memoryathena.errors import AthenaError
 from memoryathena.memory.addressing import Addressing
+from memoryathena.memory.controls import TABLES
 from memoryathena.memory.hashing import HashConstants
 from memoryathena.memory.policies import AUXILIARY_USES, Policy, parse_policy
 from memoryathena.memory.router import Admission
@@ -346,6 +347,8 @@ def get_athena_model(
     elif not isinstance(config, AthenaConfig):
         config = AthenaConfig.build(config)
     if memory is None:
+        if config.control in TABLES:
+            raise AthenaError(f"control {config.control!r} changes a learned table: give memory, a saved one")
         model = AthenaModel(backbone, config, tokenizer)
         model.memory.reset()
         return model
@@ -354,6 +357,10 @@ def get_athena_model(
     model.memory.reset()
     try:
         artifacts.load_table(Path(memory), digest, model.memory.table)
+        if config.control in TABLES:
+            with torch.no_grad():
+                weight = model.memory.table.weight
+                weight.copy_(TABLES[config.control](weight, table, config.seed))
     except Exception:
         model.detach()
         raise

@@ -1,1 +1,1 @@
-"""What a memory is compared with. They learn from the rows, and are measured by the loss, of `training`."""
+"""What a memory is compared with, each run on the same text and measured in the same way."""

@@ -1,15 +1,17 @@
 """What the method is compared with: other things in the place of a site, and other tables.
 
 The gate-less and affine readers are values of `config.control` inside `Site`; a random router is the policy
-`Random`; a table trained together with its readers is a matter of training.
+`Random`; a table trained together with its readers is a matter of training (`learn_table` of stage pathways).
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memoryathena.config import SOURCES, AthenaConfig, MemoryConfig
-from memoryathena.memory.policies import Decision, Policy
+from memoryathena.memory.policies import Decision, Policy, indicator
 from memoryathena.memory.reader import normalise_rms
 from memoryathena.memory.site import Reading, Site, SiteOutput
 
@@ -53,7 +55,7 @@ class FFNSite(nn.Module):
     def _decide(self, h_BTd: Tensor) -> Decision:
         residual = self.down(F.silu(self.up(normalise_rms(h_BTd, self.norm))))
         source = torch.zeros(h_BTd.shape[:-1], dtype=torch.int64, device=h_BTd.device)
-        weights_3 = F.one_hot(source, len(SOURCES)).to(residual.dtype)
+        weights_3 = indicator(source, len(SOURCES), residual.dtype)
         return Decision(residual, source, torch.zeros_like(residual[..., 0]), weights_3)
 
 
@@ -70,3 +72,10 @@ def random_rows(weight: Tensor, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed + 0x4E4F4953)  # not the stream that a table of this seed began as
     noise = torch.randn(weight.shape, generator=generator).to(weight)
     return noise * weight.std() + weight.mean()
+
+
+TABLES: dict[str, Callable[[Tensor, MemoryConfig, int], Tensor]] = {
+    "permuted": permuted_rows,
+    "random-memory": lambda weight, config, seed: random_rows(weight, seed),
+}
+"""Values of `config.control` that change a learned table once, when a fresh memory is made around it."""

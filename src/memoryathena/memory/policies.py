@@ -49,6 +49,7 @@ class Decision:
     weights_3: Tensor
     advantages_3: Tensor | None = None
     confidences_3: Tensor | None = None
+    subset_logits_7: Tensor | None = None
 
 
 class Policy(Protocol):
@@ -137,12 +138,13 @@ class Subset:
 
     def __call__(self, c: Candidates) -> Decision:
         """See the class."""
-        logits_3, active_3 = c.ordinary(), c.active_3
+        logits_3, subset_7, active_3 = c.ordinary(), c.subset(), c.active_3
         inside_73 = torch.stack([masked_softmax(logits_3, _mask(s, active_3)) for s in SUBSETS], dim=-2)
         usable_7 = inside_73.sum(-1) > 0.5
-        over_7 = masked_softmax(c.subset(), usable_7)
+        over_7 = masked_softmax(subset_7, usable_7)
         over_7 = _one_hot(over_7) if self.hard else over_7
-        return _mixture(c, (over_7[..., None] * inside_73).sum(-2))
+        decision = _mixture(c, (over_7[..., None] * inside_73).sum(-2))
+        return dataclasses.replace(decision, subset_logits_7=subset_7)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,3 +222,6 @@ USES: dict[str, Callable[[Admission, int], Policy | None]] = {
 
 AUXILIARY_USES = ("hard", "soft", "subset-hard", "subset-soft", "E+GE", "E+GH", "GE+GH")
 """The rules that read the auxiliary heads."""
+
+SUBSET_USES = ("E", "GE", "GH", "E+GE", "E+GH", "GE+GH", "soft")
+"""What each of `SUBSETS` is by itself."""

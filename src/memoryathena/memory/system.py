@@ -56,7 +56,7 @@ def sizes(config: AthenaConfig) -> dict[str, Any]:
     site = system.site(sites[0])
     per_site = _site_parts(site)
     per_site["total"] = sum(per_site.values())
-    table = _count(system.table)
+    table = _count(system.table) if config.control != "ffn" else 0  # which it has no reader for
     out: dict[str, Any] = {
         "width": width,
         "sites": list(sites),

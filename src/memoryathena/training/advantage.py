@@ -1,6 +1,6 @@
 """What a pathway gains over E, and how the router learns to predict it. Pure functions.
 
-Shapes: B batch, T positions, S sources (GE, GH).
+Shapes: B batch, T positions, S sources (GE, GH), 7 the non-empty subsets of E, GE, GH.
 """
 
 import torch
@@ -51,3 +51,9 @@ def distillation_loss(
     sure = confidence_SBT.clamp(1e-6, 1 - 1e-6)
     sign = F.binary_cross_entropy(sure, torch.sigmoid(advantage_SBT / 0.15), reduction="none")
     return ((regression + 0.25 * sign) * weight_SBT).sum((1, 2)), weight_SBT.sum((1, 2))
+
+
+def subset_loss(log_p_7BT: Tensor, logits_BT7: Tensor, valid_BT: Tensor) -> Tensor:
+    """Cross entropy, summed over valid targets, of a head over subsets to the subset whose mixture was best there."""
+    best_BT = log_p_7BT.argmax(0)
+    return (F.cross_entropy(logits_BT7.movedim(-1, 1), best_BT, reduction="none") * valid_BT).sum()

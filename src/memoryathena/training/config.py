@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from memoryathena.config import SOURCES, Config
-from memoryathena.memory.policies import AUXILIARY_USES
+from memoryathena.memory.policies import AUXILIARY_USES, SUBSET_USES
 
 STAGES = ("memory", "pathways", "router")
 LEARNING_USES = (*SOURCES, "router", *AUXILIARY_USES)
@@ -55,6 +55,16 @@ class StageConfig(Config):
     """Stage pathways: the rules whose mean loss it follows; none means the endpoints E, GE, GH. The router and rules of
     the auxiliary heads (soft, hard, subset-soft, …, E+GH) train their heads too, and readers that are good together.
     Stage router: rules of the auxiliary heads that go on learning beside it; none means soft, where there is one."""
+    subset_distillation: NonNegativeFloat = 0.0
+    """Stage pathways: weight of the cross entropy of the subset head to the subset that was best for each token; 0.5 as
+    published. Needs the rules of all seven subsets and subset-soft among its paths."""
+    auxiliary_learning_rate: PositiveFloat | None = None
+    """Of the ordinary and the subset head; none means learning_rate."""
+    select_by: tuple[str, ...] | None = None
+    """Stages pathways and router: the rules whose mean held-out loss chooses the checkpoint; none means the three
+    endpoints, or the router."""
+    learn_table: bool = False
+    """Stage pathways: the table learns too, at its own rate: a memory from scratch, without stage memory before."""
     distillation: float = Field(default=0.3, ge=0, le=1)
     """Stage router: the share of its steps that distil advantages before the realised loss takes over; 1 is the
     published recipe."""
@@ -116,6 +126,16 @@ class TrainingConfig(Config):
         for name in ("memory", "router"):
             if self.stage(name).direct_learning_rate is not None:
                 raise ValueError(f"{name}.direct_learning_rate: it is for stage pathways alone; use learning_rate")
+            if self.stage(name).subset_distillation or self.stage(name).learn_table:
+                raise ValueError(f"{name}: subset_distillation and learn_table are for stage pathways alone")
+        if self.memory.select_by is not None:
+            raise ValueError("memory.select_by: this stage has E alone")
+        for name in ("pathways", "router"):
+            if unknown := [use for use in self.stage(name).select_by or () if use not in LEARNING_USES]:
+                raise ValueError(f"{name}.select_by: {unknown[0]!r} is none of {', '.join(LEARNING_USES)}")
+        wanted = (*SUBSET_USES, "subset-soft") if self.pathways.subset_distillation else ()
+        if missing := [use for use in wanted if use not in (self.pathways.paths or SOURCES)]:
+            raise ValueError(f"pathways.subset_distillation compares all subsets: {missing[0]} is not among the paths")
         if self.early_stopping_patience is not None and self.eval_steps is None:
             raise ValueError("early_stopping_patience needs validations to count: set eval_steps too")
         return self

@@ -23,6 +23,7 @@ from memoryathena.training.state import TABLE
 
 MATRICES = ("direct", "generator", "generated", "semantic")
 """Parts of a site whose linear maps Muon may turn, being maps between wide spaces; heads and gates are not."""
+AUXILIARY = ("ordinary", "subset")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +131,8 @@ def _optimisers(
             lr, decay = options.table_learning_rate, options.table_weight_decay
         elif settled is not None and key.split(".")[2] in ("norm", "direct"):
             lr = settled
+        elif options.auxiliary_learning_rate is not None and key.split(".")[2] in AUXILIARY:
+            lr = options.auxiliary_learning_rate
         wide = key != TABLE and parameter.ndim == 2 and key.endswith(".weight") and key.split(".")[2] in MATRICES
         muon = wide and options.optim == "muon"
         groups.setdefault((muon, lr, decay), []).append(parameter)

@@ -10,6 +10,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_
 
 from memoryathena.config import AthenaConfig, Config, merge, parse_overrides
 from memoryathena.errors import AthenaError
+from memoryathena.memory.controls import TABLES
+from memoryathena.memory.policies import USES
 from memoryathena.training.config import STAGES, TrainingConfig
 
 StageName = Literal["memory", "pathways", "router"]
@@ -53,6 +55,8 @@ class Recipe(Config):
     stages: tuple[StageName, ...] = Field(default=("memory", "pathways", "router"), min_length=1)
     measure_tokens: PositiveInt = 2_000_000
     """Tokens of valid, test and the other domain that the final figures are measured on, at most."""
+    uses: tuple[str, ...] | None = None
+    """Pathways that the final figures are of; none takes those that the stages have trained."""
     model: AthenaConfig = AthenaConfig.preset(PRESET)
     """Fields of `AthenaConfig`, and `preset` to start from."""
     training: TrainingConfig = TrainingConfig()
@@ -72,6 +76,13 @@ class Recipe(Config):
         fields = dict(value)
         return merge(AthenaConfig.preset(str(fields.pop("preset", PRESET))).model_dump(), fields)
 
+    @field_validator("uses")
+    @classmethod
+    def _known(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if unknown := [use for use in value or () if use not in USES]:
+            raise ValueError(f"unknown pathway {unknown[0]!r}; known: {', '.join(USES)}")
+        return value
+
     @field_validator("stages")
     @classmethod
     def _in_order(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -85,9 +96,15 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _starts(self) -> Self:
+        if self.model.control in TABLES and (self.memory is None or "memory" in self.stages):
+            raise ValueError(f"control {self.model.control!r} needs a learned table: give memory, without stage memory")
+        if self.model.control == "ffn" and "router" in self.stages:
+            raise ValueError("control 'ffn' has nothing to route: leave stage router out")
         if self.adapter is not None and self.memory is not None:
             raise ValueError("give adapter or memory, not both: an adapter brings its own table")
-        if self.adapter is None and "memory" not in self.stages and self.memory is None:
+        fresh = self.training.pathways.learn_table or self.model.control == "ffn"
+        begins = self.stages[0] == "memory" or (self.stages[0] == "pathways" and fresh)
+        if self.adapter is None and self.memory is None and not begins:
             raise ValueError(f"stage {self.stages[0]} needs something learned: give adapter, memory, or stage memory")
         return self
 

@@ -32,7 +32,7 @@ from memoryathena.training.recipe import Recipe
 from memoryathena.training.texts import Text, open_other, open_part
 
 ADAPTER, STAGE_FACTS, RECIPE, RECORD = "adapter", "stage.json", "recipe.json", "record.json"
-ABOUT_FIGURES = ("name", "stages", "measure_tokens", "other_domain")
+ABOUT_FIGURES = ("name", "stages", "uses", "measure_tokens", "other_domain")
 
 
 def train(recipe: Recipe, folder: Path, resume: bool = False, console: Console | None = None) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def held_out(recipe: Recipe, tokenizer: Any) -> dict[str, Text]:
 
 def figures(recipe: Recipe, model: AthenaModel, tokenizer: Any, console: Console | None) -> dict[str, Any]:
     """Perplexities of every pathway that has learned something, and what the router did, on all held-out texts."""
-    uses, training = measurable(model, model.stage), recipe.training
+    uses, training = recipe.uses or measurable(model, model.stage), recipe.training
     found, routed = {}, {}
     for place, text in held_out(recipe, tokenizer).items():
         if console is not None:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from memoryathena.backbone.model import AthenaModel
 from memoryathena.config import SOURCES
-from memoryathena.memory.policies import AUXILIARY_USES, Fixed, Policy
+from memoryathena.memory.policies import AUXILIARY_USES, SUBSET_USES, Fixed, Policy
 from memoryathena.memory.router import Admission
-from memoryathena.training.advantage import distillation_loss, horizon_advantage
+from memoryathena.training.advantage import distillation_loss, horizon_advantage, subset_loss
 from memoryathena.training.config import StageConfig
 from memoryathena.training.data import Batch
 from memoryathena.training.loss import Weighted
@@ -50,6 +50,15 @@ def _named(model: AthenaModel, pick: tuple[str, ...]) -> dict[str, nn.Parameter]
     }
 
 
+def _table(model: AthenaModel) -> dict[str, nn.Parameter]:
+    """The table, unless nothing reads it."""
+    return {} if model.config_athena.control == "ffn" else {"table.weight": model.memory.table.weight}
+
+
+DIRECT = ("norm", "direct", "up", "down")
+"""E's reader and the norm it reads through; of control ffn, the block in its place."""
+
+
 class MemoryStage(Stage):
     """The table and the direct reader, on the language-model loss of E."""
 
@@ -61,7 +70,7 @@ class MemoryStage(Stage):
 
     def trained(self, model: AthenaModel) -> dict[str, nn.Parameter]:
         """Table, E readers and the norm they read through."""
-        return {"table.weight": model.memory.table.weight, **_named(model, ("norm", "direct"))}
+        return {**_table(model), **_named(model, DIRECT)}
 
     def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor:
         """E's."""
@@ -73,18 +82,38 @@ class PathwaysStage(Stage):
     """All readers and the generator beside a frozen table, on the mean loss of the three endpoints or more rules."""
 
     config: StageConfig
-    name, validated = "pathways", SOURCES
+    name = "pathways"
+
+    def __post_init__(self) -> None:
+        self.validated = self.config.select_by or SOURCES
 
     def trained(self, model: AthenaModel) -> dict[str, nn.Parameter]:
         """Everything of a site but the heads; a head where a rule that reads it is followed.
 
         Forced endpoints give the semantic projection no gradient: alone, they leave it as it was drawn.
         """
-        return _named(model, ("norm", "direct", "generator", "generated", "semantic", *_heads(self._paths)))
+        parts = (*DIRECT, "generator", "generated", "semantic", *_heads(self._paths))
+        return {**(_table(model) if self.config.learn_table else {}), **_named(model, parts)}
 
     def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor:
-        """All rules in one pass."""
-        return _summed_over({name: learnable(model, name) for name in self._paths}, model, batch) / len(self._paths)
+        """All rules in one pass; where it is wanted, the subset head also learns which subset was best."""
+        found, decisions = run(model, {name: learnable(model, name) for name in self._paths}, batch)
+        total = torch.stack([_summed(log_p, batch) for log_p in found.values()]).sum() / len(self._paths)
+        if self.config.subset_distillation == 0:
+            return total
+        log_p_7BT = torch.stack([found[use].detach() for use in SUBSET_USES])
+        losses = []
+        for index in model.memory.sites:
+            logits_BT7 = decisions["subset-soft", int(index)].subset_logits_7
+            if logits_BT7 is None:
+                raise RuntimeError("the rule over subsets reports its logits")
+            valid_BT = batch.valid_BT.to(logits_BT7.device)
+            losses.append(subset_loss(log_p_7BT.to(logits_BT7.device), logits_BT7[:, :-1], valid_BT).to(total.device))
+        return total + self.config.subset_distillation * torch.stack(losses).mean()
+
+    def plain(self, progress: float) -> bool:
+        """While the table is frozen."""
+        return not self.config.learn_table
 
     @property
     def _paths(self) -> tuple[str, ...]:
@@ -96,7 +125,10 @@ class RouterStage(Stage):
     """The heads alone: distil the advantages, then follow the realised loss of the rule itself."""
 
     config: StageConfig
-    name, validated = "router", ("router",)
+    name = "router"
+
+    def __post_init__(self) -> None:
+        self.validated = self.config.select_by or ("router",)
 
     def trained(self, model: AthenaModel) -> dict[str, nn.Parameter]:
         """The advantage head, and the auxiliary heads of the rules that learn beside it."""
