@@ -33,7 +33,7 @@ from memoryathena.memory.addressing import Addressing
 from memoryathena.memory.policies import Decision, Policy
 from memoryathena.memory.site import GENERATED, Reading
 from memoryathena.memory.system import MemorySystem
-from memoryathena.memory.window import lookback
+from memoryathena.memory.window import lookback, lookback_one
 
 Observer = Callable[[int, int, Decision, dict[str, Tensor]], None]  # site, lane, decision, mean gates
 
@@ -173,12 +173,16 @@ class Injection:
     def _read(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state: DecodingState, plan: Plan) -> Pass:
         """Look up the rows and lay out the windows of this pass."""
         rows_BTH, states_BTS = self.addressing(ids_BT, valid_BT, starts_BT, state.address_BS)
-        valid_BP = torch.cat([state.seen_BK, valid_BT], dim=1)
-        starts_BP = torch.cat([torch.zeros_like(state.seen_BK), starts_BT], dim=1)
+        if ids_BT.shape[1] == 1:
+            window_BTK = lookback_one(state.seen_BK, starts_BT)
+        else:
+            valid_BP = torch.cat([state.seen_BK, valid_BT], dim=1)
+            starts_BP = torch.cat([torch.zeros_like(state.seen_BK), starts_BT], dim=1)
+            window_BTK = lookback(valid_BP, starts_BP, state.window)[:, state.window - 1 :]
         counts_BT = document_counts(valid_BT, starts_BT, state.count_B)
         reading = Reading(
             m_BTm=self.system.table(rows_BTH),
-            window_BTK=lookback(valid_BP, starts_BP, state.window)[:, state.window - 1 :],
+            window_BTK=window_BTK,
             carried={},
             position_BT=counts_BT,
             address_BT=rows_BTH.sum(-1),
