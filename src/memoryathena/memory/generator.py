@@ -11,6 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+SMALL = 1 << 18
+"""Up to so many products an attention is sums of products: a matrix product of such sizes is all overhead."""
+
+
+def _small_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+    """q [..., Q, h, c], k and v [..., K, h, c], visible [..., K] -> [..., Q, h, c]."""
+    scores = (q[..., :, None, :, :] * k[..., None, :, :, :]).sum(-1) / math.sqrt(q.shape[-1])
+    if visible is not None:
+        scores = scores.masked_fill(~visible[..., None, :, None], -math.inf)
+    return (scores.softmax(-2)[..., None] * v[..., None, :, :, :]).sum(-3)
+
 
 class Attention(nn.Module):
     """Multi-head attention with biases over a handful of keys, where a fused kernel costs more than it saves."""
@@ -40,6 +51,8 @@ class Attention(nn.Module):
         """x [..., Q, w] attends to projected keys and values [..., K, 2w]; visible [..., K] hides some."""
         q = self.query(x).unflatten(-1, (self.heads, -1))
         k, v = (part.unflatten(-1, (self.heads, -1)) for part in key_value.chunk(2, dim=-1))
+        if not torch.is_grad_enabled() and k.numel() * x.shape[-2] <= SMALL:
+            return self.out(_small_attention(q, k, v, visible).flatten(-2))
         scores = torch.einsum("...qhc,...khc->...hqk", q, k) / math.sqrt(q.shape[-1])
         if visible is not None:
             scores = scores.masked_fill(~visible[..., None, None, :], -math.inf)
@@ -106,13 +119,17 @@ class Generator(nn.Module):
     def forward(self, sources: tuple[int, ...], cues_SBPw: Tensor, window_BTK: Tensor) -> Tensor:
         """Latents_SBTLw from cues at the positions window_BTK (-1: not there)."""
         visible_BTK = window_BTK >= 0
-        rows_B11 = torch.arange(cues_SBPw.shape[1], device=cues_SBPw.device)[:, None, None]
-        index_BTK = window_BTK.clamp(min=0)
-        start_SLw = self.queries + self.sources[list(sources)][:, None]
-        S, (B, T, _) = cues_SBPw.shape[0], window_BTK.shape
+        S, _, P, _ = cues_SBPw.shape
+        B, T, K = window_BTK.shape
+        start_SLw = self.queries + torch.stack([self.sources[source] for source in sources])[:, None]
         latents = start_SLw[:, None, None].expand(S, B, T, -1, -1)
+        if one := T == 1 and P == K:  # decoding: the window is all there is, oldest first
+            visible_BTK = visible_BTK.flip(-1)
+        rows_B11 = torch.arange(B, device=cues_SBPw.device)[:, None, None]
+        index_BTK = window_BTK.clamp(min=0)
         for layer in self._stack():
             # A cue is projected once, then read by every window it lies in.
             key_value_SBPx = layer.cross.key_value(cues_SBPw)
-            latents = layer(latents, key_value_SBPx[:, rows_B11, index_BTK], visible_BTK)
+            seen = key_value_SBPx[:, :, None] if one else key_value_SBPx[:, rows_B11, index_BTK]
+            latents = layer(latents, seen, visible_BTK)
         return latents

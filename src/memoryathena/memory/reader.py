@@ -1,10 +1,11 @@
 """The two ways to write a memory into the residual stream, each under a gate.
 
 Shapes: ... any leading dimensions, d backbone width, m memory width, w generator width, b branches, L latents,
-S sources (GE, GH), r adapter rank.
+S sources (GE, GH), r adapter rank, X = d, or d * (1 + b) where there are key projections.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +81,7 @@ class GeneratedReader(nn.Module):
         self.keys = nn.Parameter(torch.empty(branches, width, width)) if branches > 1 else None
         self.key_norms = nn.Parameter(torch.ones(branches, width))
         self.gate_bias = nn.Parameter(torch.zeros(2, branches))
+        self._fold: tuple[object, Tensor] | None = None
 
     def reset(self, generator: torch.Generator | None) -> None:
         """Initial weights of the method."""
@@ -92,15 +94,61 @@ class GeneratedReader(nn.Module):
             with torch.no_grad():
                 self.keys.copy_(torch.eye(self.width).expand_as(self.keys))
 
-    def forward(self, source: int, h: Tensor, normed_h: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """source 0 is GE, 1 is GH; h and normed_h [..., d], latents [..., L, w] -> g [..., d], mean gate [...]."""
-        summary = self.norm(self.attention(self.query(h)[..., None, :], latents)[..., 0, :])
-        value = self.out(summary) + F.linear(F.linear(summary, self.adapter_down[source]), self.adapter_up[source])
+    def forward(
+        self, sources: Sequence[int], h_S: Tensor, normed_S: Tensor, latents_S: Tensor, fold_SXw: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """source 0 is GE, 1 is GH; h_S and normed_S [S or 1, ..., d], latents_S [S, ..., L, w] -> g [S, ..., d] and
+        its mean gate [S, ...]. fold_SXw: what `fold` gives, or None to go through the parameters, as learning must."""
+        query_S = self.query(h_S)[..., None, :].expand(len(sources), *(-1,) * h_S.ndim)
+        summary_S = self.norm(self.attention(query_S, latents_S)[..., 0, :])
+        if fold_SXw is None:
+            value_S, keys_Sb = self._unfolded(sources, summary_S)
+        else:
+            chosen_SXw = fold_SXw if len(sources) == 2 else fold_SXw[sources[0] : sources[0] + 1]
+            out_SX = torch.bmm(summary_S.flatten(1, -2), chosen_SXw.mT).view(*summary_S.shape[:-1], -1)
+            value_S, keys_Sb = out_SX[..., : self.width], out_SX[..., None, :]
+            if self.keys is not None and self.gated:
+                keys_Sb = out_SX[..., self.width :].unflatten(-1, (self.branches, self.width))
         if not self.gated:
-            return value, torch.ones_like(value[..., 0])
-        keys = value[..., None, :]
-        if self.keys is not None:
-            keys = F.linear(value, self.keys.flatten(0, 1)).unflatten(-1, (self.branches, self.width))
-        scores = (normed_h[..., None, :] * normalise_rms(keys, self.key_norms)).sum(-1) / math.sqrt(self.width)
-        gate = torch.sigmoid(scores + self.gate_bias[source]).mean(-1)
-        return gate[..., None] * value, gate
+            return value_S, torch.ones_like(value_S[..., 0])
+        scores = (normed_S[..., None, :] * normalise_rms(keys_Sb, self.key_norms)).sum(-1) / math.sqrt(self.width)
+        bias_S = torch.stack([self.gate_bias[source] for source in sources])
+        bias_S = bias_S.view(len(sources), *[1] * (scores.ndim - 2), self.branches)
+        gate_S = torch.sigmoid(scores + bias_S).mean(-1)
+        return gate_S[..., None] * value_S, gate_S
+
+    def _unfolded(self, sources: Sequence[int], summary_S: Tensor) -> tuple[Tensor, Tensor]:
+        adapted = [
+            F.linear(F.linear(summary, self.adapter_down[source]), self.adapter_up[source])
+            for source, summary in zip(sources, summary_S, strict=True)
+        ]
+        value_S = self.out(summary_S) + torch.stack(adapted)
+        if self.keys is None or not self.gated:
+            return value_S, value_S[..., None, :]
+        return value_S, F.linear(value_S, self.keys.flatten(0, 1)).unflatten(-1, (self.branches, self.width))
+
+    def fold(self) -> Tensor | None:
+        """Value and keys of both sources as single matrices of the summary, fold_SXw; None while gradients flow.
+
+        The value is linear in the summary, so its d x d key projections become d x w ones and are not read any more.
+        Kept until a weight changes (by torch's own count of changes, which writing through `.data` escapes).
+        """
+        if torch.is_grad_enabled():
+            return None
+        if torch.compiler.is_compiling():  # whoever compiles a whole site has folded it before
+            return self._fold[1] if self._fold is not None else None
+        weights = [p for p in (self.out.weight, self.adapter_down, self.adapter_up, self.keys) if p is not None]
+        if any(p.is_inference() or p.is_meta for p in weights):  # no count of changes
+            return None
+        state = tuple((p.data_ptr(), p._version, p.dtype) for p in weights)
+        if self._fold is None or self._fold[0] != state:
+            value_Sdw = self.out.weight + self.adapter_up @ self.adapter_down
+            parts = [value_Sdw]
+            if self.keys is not None and self.gated:
+                parts += [key_dd @ value_Sdw for key_dd in self.keys]
+            self._fold = state, torch.cat(parts, dim=1).contiguous()
+        return self._fold[1]
+
+    def unfold(self) -> None:
+        """Forget the folded matrices: they are made anew when needed."""
+        self._fold = None

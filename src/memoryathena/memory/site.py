@@ -88,22 +88,45 @@ class Site(nn.Module):
         """lanes: the live h_BTd of each policy. clean_BTd is needed when a policy needs GH."""
         wanted = frozenset[str]().union(*(policy.needs for policy in policies))
         latents, cues = self._generate(wanted, clean_BTd, reading)
+        fold_SXw = self.generated.fold() if wanted & set(GENERATED) else None
+        clean = clean_BTd if "GH" in wanted else None
+        asked: list[tuple[Tensor, Tensor]] = []  # each state and its norm; at the first site all are one
+        for h in [*lanes, *([clean] if clean is not None else [])]:
+            asked.append(next((pair for pair in asked if pair[0] is h), (h, normalise_rms(h, self.norm))))
+        together = clean is not None and len(lanes) == 1 and "GE" in wanted
         shared: dict[str, tuple[Tensor, Tensor]] = {}
-        if clean_BTd is not None and "GH" in wanted:
-            normed_BTd = normalise_rms(clean_BTd, self.norm)
-            shared["GH"] = self.generated(1, clean_BTd, normed_BTd, latents["GH"])
+        if clean is not None and not together:
+            shared = self._generated(("GH",), asked[-1:], latents, fold_SXw)
 
         decisions, gates = [], []
-        for h_BTd, policy in zip(lanes, policies, strict=True):
-            normed_BTd = normalise_rms(h_BTd, self.norm)
+        for lane, policy in zip(asked, policies, strict=False):
+            normed_BTd = lane[1]
             read = {source: pair for source, pair in shared.items() if source in policy.needs}
             if "E" in policy.needs:
                 read["E"] = self.direct(normed_BTd, reading.m_BTm)
-            if "GE" in policy.needs:
-                read["GE"] = self.generated(0, h_BTd, normed_BTd, latents["GE"])
+            if together:
+                read |= self._generated(GENERATED, [lane, asked[-1]], latents, fold_SXw)
+            elif "GE" in policy.needs:
+                read |= self._generated(("GE",), [lane], latents, fold_SXw)
             decisions.append(policy(self._candidates(read, normed_BTd, reading)))
             gates.append({source: gate for source, (_, gate) in read.items()})
         return SiteOutput(decisions, gates, cues)
+
+    def _generated(
+        self,
+        names: Sequence[str],
+        asking: Sequence[tuple[Tensor, Tensor]],
+        latents: Mapping[str, Tensor],
+        fold_SXw: Tensor | None,
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Values and gates of generated sources in one pass of the reader, each asked by a state and its norm."""
+        if all(pair[0] is asking[0][0] for pair in asking):
+            asking = asking[:1]
+        h_S, normed_S = (torch.stack(part) for part in zip(*asking, strict=True))
+        latents_S = torch.stack([latents[name] for name in names])
+        sources = [GENERATED.index(name) for name in names]
+        value_S, gate_S = self.generated(sources, h_S, normed_S, latents_S, fold_SXw)
+        return {name: (value, gate) for name, value, gate in zip(names, value_S, gate_S, strict=True)}
 
     def _generate(
         self, wanted: frozenset[str], clean_BTd: Tensor | None, reading: Reading
