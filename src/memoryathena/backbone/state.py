@@ -89,6 +89,15 @@ class DecodingState:
             return self.cues[key]
         return torch.zeros(like.shape[0], self.window - 1, width, device=like.device)
 
+    def tensors(self) -> list[Tensor]:
+        """All that a step reads and changes, in a fixed order."""
+        return [self.address_BS, self.seen_BK, self.count_B, *self.cues.values()]
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Go on with these (the same values in other places), in the order of `tensors`."""
+        self.address_BS, self.seen_BK, self.count_B, *cues = tensors
+        self.cues = dict(zip(self.cues, cues, strict=True))
+
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
         """The same change of the batch on every tensor."""
         self.address_BS, self.seen_BK, self.count_B = map(change, (self.address_BS, self.seen_BK, self.count_B))

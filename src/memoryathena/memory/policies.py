@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from memoryathena.config import SOURCES
 from memoryathena.errors import AthenaError
@@ -161,7 +160,12 @@ class Random:
         """See the class."""
         salt = signed((self.seed * 1_000_003 + c.site + 1) * 0x9E3779B97F4A7C15)
         draw_BT = shift_right(mix(mix(c.position_BT + salt) + c.address_BT), 33) % 3
-        return _mixture(c, F.one_hot(draw_BT, 3).to(next(iter(c.values.values())).dtype))
+        return _mixture(c, one_hot(draw_BT, 3, next(iter(c.values.values())).dtype))
+
+
+def one_hot(index: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """As torch's, which asks the device whether the indices are in range."""
+    return (index[..., None] == torch.arange(classes, device=index.device)).to(dtype)
 
 
 def masked_softmax(logits: Tensor, usable: Tensor) -> Tensor:
@@ -171,12 +175,11 @@ def masked_softmax(logits: Tensor, usable: Tensor) -> Tensor:
 
 
 def _mask(sources: tuple[int, ...], active_3: Tensor) -> Tensor:
-    chosen_3 = torch.tensor([s in sources for s in range(3)], device=active_3.device)
-    return active_3 & chosen_3
+    return torch.stack([active_3[..., s] & (s in sources) for s in range(3)], dim=-1)
 
 
 def _one_hot(weights: Tensor) -> Tensor:
-    return F.one_hot(weights.argmax(-1), weights.shape[-1]).to(weights.dtype) * weights.sum(-1, keepdim=True).sign()
+    return one_hot(weights.argmax(-1), weights.shape[-1], weights.dtype) * weights.sum(-1, keepdim=True).sign()
 
 
 def _mixture(c: Candidates, weights_3: Tensor) -> Decision:
@@ -186,7 +189,7 @@ def _mixture(c: Candidates, weights_3: Tensor) -> Decision:
 
 
 def _account(value: Tensor, index: Tensor) -> Decision:
-    weights_3 = F.one_hot(index, 3).to(value.dtype)
+    weights_3 = one_hot(index, 3, value.dtype)
     return Decision(value, index, 1 - weights_3[..., 0], weights_3)
 
 

@@ -12,7 +12,6 @@ Shapes: B batch, T positions, d backbone width, m memory width, w generator widt
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -82,11 +81,15 @@ class Site(nn.Module):
             if head is not None:
                 head.reset(generator)
 
+    def prepare(self) -> None:
+        """Work out what only depends on the weights, before a graph is made of `forward`."""
+        self.generated.fold()
+
     def forward(
         self, lanes: Sequence[Tensor], clean_BTd: Tensor | None, reading: Reading, policies: Sequence[Policy]
     ) -> SiteOutput:
         """lanes: the live h_BTd of each policy. clean_BTd is needed when a policy needs GH."""
-        wanted = frozenset[str]().union(*(policy.needs for policy in policies))
+        wanted = {source for policy in policies for source in policy.needs}
         latents, cues = self._generate(wanted, clean_BTd, reading)
         fold_SXw = self.generated.fold() if wanted & set(GENERATED) else None
         clean = clean_BTd if "GH" in wanted else None
@@ -129,7 +132,7 @@ class Site(nn.Module):
         return {name: (value, gate) for name, value, gate in zip(names, value_S, gate_S, strict=True)}
 
     def _generate(
-        self, wanted: frozenset[str], clean_BTd: Tensor | None, reading: Reading
+        self, wanted: set[str], clean_BTd: Tensor | None, reading: Reading
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Latents and cues of the generated sources in use, in one pass of the generator."""
         inputs = {"GE": reading.m_BTm, "GH": clean_BTd}
@@ -158,12 +161,16 @@ class Site(nn.Module):
             values = {name: torch.where(finite[name][..., None], value, 0.0) for name, (value, _) in read.items()}
             active_3 = torch.stack([finite[name] for name in ("E", "GE", "GH")], dim=-1)
 
-        @functools.cache
+        made: list[Tensor] = []  # two heads may ask (a cache of functools would be no part of a graph)
+
         def features() -> Tensor:
+            if made:
+                return made[0]
             gates_3 = torch.stack([read[name][1] for name in ("E", "GE", "GH")], dim=-1)
             gates_3 = torch.where(active_3, gates_3, 0.0)
             scalars = small_features(gates_3, (values["E"], values["GE"], values["GH"]), active_3)
-            return torch.cat([scalars, torch.tanh(self.semantic(normed_BTd.detach()))], dim=-1)
+            made.append(torch.cat([scalars, torch.tanh(self.semantic(normed_BTd.detach()))], dim=-1))
+            return made[0]
 
         def advantage() -> tuple[Tensor, Tensor]:
             raw = self.advantage(torch.cat([features().detach(), normed_BTd.detach()], dim=-1))

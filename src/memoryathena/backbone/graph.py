@@ -1,0 +1,250 @@
+"""Greedy decoding whose every step is the same work on the same buffers: on a GPU one captured graph.
+
+The step holds everything: addresses, lookup, generators, router, blend, clean rows, backbone, head, argmax, and the
+carrying on of the memory's state. Nothing in it depends on data, asks the device or grows, so a replay costs no
+Python at all. On a CPU the same step runs as it is.
+
+Shapes: B rows, T prompt positions, N new positions, L columns of the cache, V vocabulary.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from memoryathena.backbone.injection import Plan
+from memoryathena.backbone.slots import Column, score_bias, slot_cache
+from memoryathena.backbone.state import state_of
+from memoryathena.errors import AthenaError
+
+LENGTH_STEP = 64
+"""Caches have a multiple of so many columns: prompts of similar length share one graph."""
+ASK_EVERY = 16
+"""Captured steps run so often before the host asks whether every row has ended."""
+WARM_UP = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What a captured step is made for."""
+
+    plan: Plan | None
+    batch: int
+    length: int
+
+
+class StepGraph:
+    """The buffers of one decode step and the step itself."""
+
+    def __init__(self, model: Any, shape: Shape, capture: "Capture | None"):
+        self.model, self.shape, self.capture = model, shape, capture
+        host, device = model.host, model.input_device
+        batch, length = shape.batch, shape.length
+        self.column = Column(torch.zeros(1, dtype=torch.int64, device=device))
+        self.cache = slot_cache(host.config, length, self.column)
+        dtype = next(host.parameters()).dtype
+        self.bias_B11L = score_bias(host.config, batch, length, dtype, device)
+        self.token_B1 = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        self.position_B1 = torch.zeros_like(self.token_B1)
+        self.written_BL = torch.zeros(batch, length, dtype=torch.int64, device=device)
+        self.logits_BV: Tensor | None = None
+        self.held: list[Tensor] = []
+        self.graph: Recorded | None = None
+        self.takes_positions = "position_ids" in model._injection.signature.parameters
+        self.takes_keep = "logits_to_keep" in model._injection.signature.parameters
+
+    def prefill(self, ids_BT: Tensor, mask_BT: Tensor) -> None:
+        """Read the prompts (padded on the left) and choose the first new tokens. Forgets all that was before."""
+        T = ids_BT.shape[1]
+        self.cache.athena = None  # type: ignore[attr-defined]
+        self.column.length = 0
+        self.column.index_1.zero_()
+        counts_BT = mask_BT.long().cumsum(-1)
+        given: dict[str, Any] = {"attention_mask": None if bool(mask_BT.all()) else mask_BT}
+        out = self._forward(ids_BT, (counts_BT - 1).clamp(min=0), **given)
+        self.column.length = T
+        self.column.index_1.fill_(T)
+        smallest = torch.finfo(self.bias_B11L.dtype).min
+        self.bias_B11L.fill_(smallest)[:, 0, 0, :T].masked_fill_(mask_BT.bool(), 0)
+        self.position_B1.copy_(counts_BT[:, -1:])
+        self._hold()
+        self._choose(out.logits[:, -1])
+
+    def run(self, steps: int) -> None:
+        """So many more tokens."""
+        if self.column.length + steps > self.shape.length:
+            raise AthenaError(f"{steps} more tokens do not fit into {self.shape.length} columns of the cache")
+        if self.capture is not None and self.graph is None and steps:
+            self.graph = self._recorded(self.capture)
+        for _ in range(steps):
+            if self.graph is not None:
+                self.graph.replay()
+            else:
+                self._step()
+            self.column.length += 1
+        state = state_of(self.cache)
+        if state is not None:
+            state.length = self.column.length
+
+    def _step(self) -> None:
+        """One token: reads the buffers, writes the buffers."""
+        self.bias_B11L.index_fill_(3, self.column.index_1, 0)
+        out = self._forward(self.token_B1, self.position_B1, attention_mask=self.bias_B11L)
+        self.position_B1.add_(1)
+        self.column.index_1.add_(1)
+        self._hold()
+        self._choose(out.logits[:, -1])
+
+    def _choose(self, logits_BV: Tensor) -> None:
+        if self.logits_BV is None:
+            self.logits_BV = torch.empty_like(logits_BV)
+        self.logits_BV.copy_(logits_BV)
+        torch.argmax(logits_BV, dim=-1, keepdim=True, out=self.token_B1)
+        self.written_BL.index_copy_(1, self.column.index_1 - 1, self.token_B1)
+
+    def _forward(self, ids: Tensor, position: Tensor, **given: Any) -> Any:
+        if self.takes_positions:
+            given["position_ids"] = position
+        if self.takes_keep:
+            given["logits_to_keep"] = 1
+        return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, **given)
+
+    def _hold(self) -> None:
+        """Put the memory's new state into the same buffers as ever."""
+        state = state_of(self.cache)
+        if state is None:
+            return
+        new = state.tensors()
+        if not self.held:
+            self.held = [x.clone() for x in new]
+        else:
+            for buffer, x in zip(self.held, new, strict=True):
+                buffer.copy_(x)
+        state.hold(self.held)
+
+    def _recorded(self, capture: "Capture") -> "Recorded":
+        """Warm up, then record one step; what these steps did is taken back."""
+        assert self.logits_BV is not None  # the prefill made it
+        own = (self.token_B1, self.position_B1, self.column.index_1, self.bias_B11L, self.written_BL, self.logits_BV)
+        moved = [*own, *self.held]
+        saved = [x.clone() for x in moved]
+
+        def once() -> None:
+            self._step()
+            for x, before in zip(moved, saved, strict=True):
+                x.copy_(before)
+
+        recorded = capture(once, self._step)
+        for x, before in zip(moved, saved, strict=True):
+            x.copy_(before)
+        return recorded
+
+
+class Recorded(Protocol):
+    """A step that runs without Python."""
+
+    def replay(self) -> None:
+        """Once more, on the same buffers."""
+        ...
+
+
+Capture = Callable[[Callable[[], None], Callable[[], None]], Recorded]
+"""Called with a step that takes itself back, to warm up with, and the step to record."""
+
+
+def cuda_graph(warm_up: Callable[[], None], step: Callable[[], None]) -> Recorded:
+    """A `Capture` on the current CUDA device."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            warm_up()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+class Decoder:
+    """Keeps the steps that were made for a model, by pathway, rows and length. `AthenaModel.compile_decode` makes it.
+
+    capture: how a step is recorded; None runs it as it is. fuse: the memory's own operations fused by torch.compile.
+    """
+
+    def __init__(self, model: Any, capture: Capture | None, fuse: bool, keep: int = 8):
+        self.model, self.capture, self.fuse, self.keep = model, capture, fuse, keep
+        self.steps: dict[Shape, StepGraph] = {}
+        self.weights: object = None
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        ids_BT: Tensor,
+        mask_BT: Tensor | None = None,
+        *,
+        max_new_tokens: int,
+        ends: Sequence[int] = (),
+        pad: int = 0,
+    ) -> Tensor:
+        """Prompts and their greedy continuations, as `generate` returns them: rows that ended are padded."""
+        mask_BT = torch.ones_like(ids_BT) if mask_BT is None else mask_BT
+        if not bool(mask_BT[:, -1].all()):
+            raise AthenaError("prompts of different lengths are padded on the left to be continued")
+        B, T = ids_BT.shape
+        self.model._injection.check_limit(T + max_new_tokens - 1)  # the last token is not read
+        with self._fused():
+            step = self._step_for(B, T + max_new_tokens)
+            step.prefill(ids_BT, mask_BT)
+            done = 1
+            while done < max_new_tokens:
+                if ends and self._ended(step.written_BL[:, T - 1 : T - 1 + done], ends):
+                    break
+                more = min(max_new_tokens - done, ASK_EVERY if self.capture is not None or not ends else 1)
+                step.run(more)
+                done += more
+        written_BN = step.written_BL[:, T - 1 : T - 1 + done].clone()
+        return torch.cat([ids_BT, _cut(written_BN, ends, pad)], dim=1)
+
+    def _step_for(self, batch: int, length: int) -> StepGraph:
+        """The step for this shape, made where it is new or weights have moved since."""
+        injection = self.model._injection
+        weights = tuple((p.data_ptr(), p._version) for p in self.model.memory.sites.parameters())
+        if weights != self.weights:  # folded matrices are baked into a graph
+            self.steps.clear()
+            self.weights = weights
+        shape = Shape(injection.plan, batch, -(-length // LENGTH_STEP) * LENGTH_STEP)
+        if shape not in self.steps:
+            while len(self.steps) >= self.keep:
+                self.steps.pop(next(iter(self.steps)))
+            self.steps[shape] = StepGraph(self.model, shape, self.capture)
+        return self.steps[shape]
+
+    @contextlib.contextmanager
+    def _fused(self) -> Iterator[None]:
+        injection = self.model._injection
+        before, injection.fusing = injection.fusing, self.fuse
+        try:
+            yield
+        finally:
+            injection.fusing = before
+
+    @staticmethod
+    def _ended(written_BN: Tensor, ends: Sequence[int]) -> bool:
+        return bool(_is_end(written_BN, ends).any(1).all())
+
+
+def _cut(written_BN: Tensor, ends: Sequence[int], pad: int) -> Tensor:
+    """Padding behind each row's end, and no column that is padding only."""
+    if not ends:
+        return written_BN
+    end_BN = _is_end(written_BN, ends)
+    after_BN = (end_BN.long().cumsum(1) - end_BN.long()) > 0
+    return written_BN.masked_fill(after_BN, pad)[:, : int((~after_BN).sum(1).max())]
+
+
+def _is_end(written_BN: Tensor, ends: Sequence[int]) -> Tensor:
+    return torch.isin(written_BN, torch.tensor(ends, device=written_BN.device))
