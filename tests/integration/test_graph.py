@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memoryathena import AthenaError, AthenaModel
-from memoryathena.backbone.graph import Decoder
+from memoryathena.backbone.decoder import Decoder, greedy_call
 from tests.models import athena, sample_ids
 
 NEW = 12
@@ -135,3 +135,23 @@ def test_the_fused_memory_is_the_plain_one() -> None:
         with model.use(use):
             fused = Decoder(model, None, fuse=True)(ids, mask, max_new_tokens=NEW, ends=(2,))
             assert torch.equal(fused, ordinary(model, ids, mask, eos_token_id=2))
+
+
+def test_generate_with_a_static_cache_is_a_recorded_step_where_it_is_plain_greedy() -> None:
+    model = athena()
+    ids, mask = prompts()
+    expected = ordinary(model, ids, mask, eos_token_id=2)
+    options = {"attention_mask": mask, "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    decode = model.compile_decode(fuse=False)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **options), expected)
+    assert len(decode.steps) == 1
+    # Anything more is transformers' own, with a static cache of its own.
+    for more in ({"do_sample": True, "top_k": 1}, {"num_beams": 2}, {"repetition_penalty": 1.3}, {"min_new_tokens": 3}):
+        assert greedy_call(model, (ids,), {"cache_implementation": "static", **options, **more}) is None
+        model.generate(ids, cache_implementation="static", **{**options, **more})
+    assert greedy_call(model, (ids,), options) is None
+    assert greedy_call(model, (ids.flip(1),), {**options, "attention_mask": mask.flip(1)}) is None
+    mistral = athena("mistral")
+    assert greedy_call(mistral, (ids,), {"cache_implementation": "static", **options}) is None
+    with pytest.raises(AthenaError, match="without a whole past"):
+        mistral.compile_decode()

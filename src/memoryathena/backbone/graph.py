@@ -7,9 +7,8 @@ Python at all. On a CPU the same step runs as it is.
 Shapes: B rows, T prompt positions, N new positions, L columns of the cache, V vocabulary.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -20,10 +19,6 @@ from memoryathena.backbone.slots import Column, score_bias, slot_cache
 from memoryathena.backbone.state import state_of
 from memoryathena.errors import AthenaError
 
-LENGTH_STEP = 64
-"""Caches have a multiple of so many columns: prompts of similar length share one graph."""
-ASK_EVERY = 16
-"""Captured steps run so often before the host asks whether every row has ended."""
 WARM_UP = 3
 
 
@@ -167,84 +162,3 @@ def cuda_graph(warm_up: Callable[[], None], step: Callable[[], None]) -> Recorde
     with torch.cuda.graph(graph):
         step()
     return graph
-
-
-class Decoder:
-    """Keeps the steps that were made for a model, by pathway, rows and length. `AthenaModel.compile_decode` makes it.
-
-    capture: how a step is recorded; None runs it as it is. fuse: the memory's own operations fused by torch.compile.
-    """
-
-    def __init__(self, model: Any, capture: Capture | None, fuse: bool, keep: int = 8):
-        self.model, self.capture, self.fuse, self.keep = model, capture, fuse, keep
-        self.steps: dict[Shape, StepGraph] = {}
-        self.weights: object = None
-
-    @torch.no_grad()
-    def __call__(
-        self,
-        ids_BT: Tensor,
-        mask_BT: Tensor | None = None,
-        *,
-        max_new_tokens: int,
-        ends: Sequence[int] = (),
-        pad: int = 0,
-    ) -> Tensor:
-        """Prompts and their greedy continuations, as `generate` returns them: rows that ended are padded."""
-        mask_BT = torch.ones_like(ids_BT) if mask_BT is None else mask_BT
-        if not bool(mask_BT[:, -1].all()):
-            raise AthenaError("prompts of different lengths are padded on the left to be continued")
-        B, T = ids_BT.shape
-        self.model._injection.check_limit(T + max_new_tokens - 1)  # the last token is not read
-        with self._fused():
-            step = self._step_for(B, T + max_new_tokens)
-            step.prefill(ids_BT, mask_BT)
-            done = 1
-            while done < max_new_tokens:
-                if ends and self._ended(step.written_BL[:, T - 1 : T - 1 + done], ends):
-                    break
-                more = min(max_new_tokens - done, ASK_EVERY if self.capture is not None or not ends else 1)
-                step.run(more)
-                done += more
-        written_BN = step.written_BL[:, T - 1 : T - 1 + done].clone()
-        return torch.cat([ids_BT, _cut(written_BN, ends, pad)], dim=1)
-
-    def _step_for(self, batch: int, length: int) -> StepGraph:
-        """The step for this shape, made where it is new or weights have moved since."""
-        injection = self.model._injection
-        weights = tuple((p.data_ptr(), p._version) for p in self.model.memory.sites.parameters())
-        if weights != self.weights:  # folded matrices are baked into a graph
-            self.steps.clear()
-            self.weights = weights
-        shape = Shape(injection.plan, batch, -(-length // LENGTH_STEP) * LENGTH_STEP)
-        if shape not in self.steps:
-            while len(self.steps) >= self.keep:
-                self.steps.pop(next(iter(self.steps)))
-            self.steps[shape] = StepGraph(self.model, shape, self.capture)
-        return self.steps[shape]
-
-    @contextlib.contextmanager
-    def _fused(self) -> Iterator[None]:
-        injection = self.model._injection
-        before, injection.fusing = injection.fusing, self.fuse
-        try:
-            yield
-        finally:
-            injection.fusing = before
-
-    @staticmethod
-    def _ended(written_BN: Tensor, ends: Sequence[int]) -> bool:
-        return bool(_is_end(written_BN, ends).any(1).all())
-
-
-def _cut(written_BN: Tensor, ends: Sequence[int], pad: int) -> Tensor:
-    """Padding behind each row's end, and no column that is padding only."""
-    if not ends:
-        return written_BN
-    end_BN = _is_end(written_BN, ends)
-    after_BN = (end_BN.long().cumsum(1) - end_BN.long()) > 0
-    return written_BN.masked_fill(after_BN, pad)[:, : int((~after_BN).sum(1).max())]
-
-
-def _is_end(written_BN: Tensor, ends: Sequence[int]) -> Tensor:
-    return torch.isin(written_BN, torch.tensor(ends, device=written_BN.device))

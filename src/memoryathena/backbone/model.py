@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from memoryathena.backbone import artifacts
 from memoryathena.backbone.card import model_card
+from memoryathena.backbone.decoder import Decoder, default_capture, greedy_call
 from memoryathena.backbone.fingerprint import (
     backbone_fingerprint,
     check_backbone,
@@ -19,6 +20,7 @@ from memoryathena.backbone.fingerprint import (
 )
 from memoryathena.backbone.injection import Injection, Plan
 from memoryathena.backbone.sites import find_blocks
+from memoryathena.backbone.slots import Column, slot_cache
 from memoryathena.backbone.tokens import token_bytes
 from memoryathena.backbone.trace import Trace
 from memoryathena.config import AthenaConfig
@@ -74,6 +76,7 @@ class AthenaModel(nn.Module):
         self._was_training = backbone.training
         self._use = "router"
         self._injection = Injection(host, blocks, self.memory, addressing)
+        self._decoder: Decoder | None = None
         for parameter in backbone.parameters():
             parameter.requires_grad_(False)
         self._place(blocks)
@@ -183,13 +186,32 @@ class AthenaModel(nn.Module):
             self._injection.document_starts_BT = None
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """The backbone's `generate`, in every mode it has."""
+        """The backbone's `generate`, in every mode it has.
+
+        Greedy with cache_implementation="static" runs as one recorded step (see `compile_decode`).
+        """
         inputs = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
         if isinstance(inputs, Tensor) and inputs.numel() == 0:
             raise AthenaError(f"the prompt is empty (shape {list(inputs.shape)}): give at least one token")
         if isinstance(assistant := kwargs.get("assistant_model"), AthenaModel):
             kwargs["assistant_model"] = assistant.backbone
+        if (call := greedy_call(self, args, kwargs)) is not None:
+            if self._decoder is None:
+                self._decoder = Decoder(self, default_capture(self.input_device), fuse=False)
+            return self._decoder(**call)
+        if kwargs.get("cache_implementation") == "static" and self._injection.plan is not None:
+            kwargs.setdefault("disable_compile", True)  # transformers would compile through the memory's hooks
         return self.backbone.generate(*args, **kwargs)
+
+    def compile_decode(self, *, fuse: bool = True) -> Decoder:
+        """Prepare greedy decoding at its fastest; `generate(..., cache_implementation="static")` then uses it.
+
+        The whole step with the memory in it is one CUDA graph on a GPU, recorded at the first use of a pathway,
+        batch size and length. fuse: torch.compile fuses the memory's own operations, which takes a while that once.
+        """
+        slot_cache(self.host.config, 1, Column(torch.zeros(1)))  # raises where a step cannot be recorded
+        self._decoder = Decoder(self, default_capture(self.input_device), fuse)
+        return self._decoder
 
     def endpoints(self, uses: tuple[str, ...], **batch: Any) -> dict[str, Tensor]:
         """Logits [B, T, V] under several pathways from one pass, which splits only at the first site."""
@@ -272,6 +294,7 @@ class AthenaModel(nn.Module):
         """Take the memory off; returns the backbone as it came."""
         self._injection.plan = None
         self._injection.detach()
+        self._decoder = None
         for name, parameter in self.backbone.named_parameters():
             parameter.requires_grad_(self._was.get(name, parameter.requires_grad))
         self.backbone.train(self._was_training)
