@@ -75,6 +75,10 @@ def test_a_replayed_step_writes_what_ordinary_decoding_writes(name: str, sites: 
             # Other prompts through the same recording, and a batch of another size through one of its own.
             again = decode(ids.flip(0), mask.flip(0), max_new_tokens=NEW, ends=(2,))
             assert torch.equal(again, ordinary(model, ids.flip(0), mask.flip(0), eos_token_id=2)), use
+            # A length that comes again without padding: read as it is, then recorded, then replayed with other tokens.
+            for ids_1T in (ids[-1:], ids[-1:].flip(1), ids[-1:].roll(3, 1)):
+                expected = ordinary(model, ids_1T, torch.ones_like(ids_1T), min_new_tokens=NEW)
+                assert torch.equal(decode(ids_1T, max_new_tokens=NEW), expected), use
             one = ids[-1:, -1:]
             assert torch.equal(
                 decode(one, max_new_tokens=NEW), ordinary(model, one, torch.ones_like(one), min_new_tokens=NEW)

@@ -8,6 +8,7 @@ Shapes: B rows, T prompt positions, N new positions, L columns of the cache, V v
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,10 +17,12 @@ from torch import Tensor
 
 from memoryathena.backbone.injection import Plan
 from memoryathena.backbone.slots import Column, score_bias, slot_cache
-from memoryathena.backbone.state import state_of
+from memoryathena.backbone.state import DecodingState, state_of
 from memoryathena.errors import AthenaError
 
 WARM_UP = 3
+PROMPTS = 8
+"""So many lengths of prompts are recorded for one shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,22 +51,46 @@ class StepGraph:
         self.logits_BV: Tensor | None = None
         self.held: list[Tensor] = []
         self.graph: Recorded | None = None
+        self.prompts: dict[int, Prompt | None] = {}
         self.takes_positions = "position_ids" in model._injection.signature.parameters
         self.takes_keep = "logits_to_keep" in model._injection.signature.parameters
 
     def prefill(self, ids_BT: Tensor, mask_BT: Tensor) -> None:
-        """Read the prompts (padded on the left) and choose the first new tokens. Forgets all that was before."""
+        """Read the prompts (padded on the left) and choose the first new tokens. Forgets all that was before.
+
+        A length that comes again without padding is recorded too.
+        """
+        T = ids_BT.shape[1]
+        padded = not bool(mask_BT.all())
+        if self.capture is None or padded or T == 1 or T not in self.prompts:
+            self._read(ids_BT, mask_BT if padded else None)
+            if not padded and len(self.prompts) < PROMPTS:
+                self.prompts.setdefault(T, None)
+        else:
+            prompt = self.prompts[T]
+            if prompt is None:
+                ids_BT = ids_BT.clone()
+                read = functools.partial(self._read, ids_BT, None)
+                prompt = self.prompts[T] = Prompt(ids_BT, self.capture(read, read), state_of(self.cache))
+            prompt.ids_BT.copy_(ids_BT)
+            prompt.recorded.replay()
+            self.cache.athena = prompt.state  # type: ignore[attr-defined]
+        self.column.length = T
+        if (state := state_of(self.cache)) is not None:
+            state.length = T
+
+    def _read(self, ids_BT: Tensor, mask_BT: Tensor | None) -> None:
         T = ids_BT.shape[1]
         self.cache.athena = None  # type: ignore[attr-defined]
         self.column.length = 0
         self.column.index_1.zero_()
-        counts_BT = mask_BT.long().cumsum(-1)
-        given: dict[str, Any] = {"attention_mask": None if bool(mask_BT.all()) else mask_BT}
-        out = self._forward(ids_BT, (counts_BT - 1).clamp(min=0), **given)
-        self.column.length = T
+        counts_BT = torch.ones_like(ids_BT).cumsum(-1) if mask_BT is None else mask_BT.long().cumsum(-1)
+        out = self._forward(ids_BT, (counts_BT - 1).clamp(min=0), attention_mask=mask_BT)
         self.column.index_1.fill_(T)
-        smallest = torch.finfo(self.bias_B11L.dtype).min
-        self.bias_B11L.fill_(smallest)[:, 0, 0, :T].masked_fill_(mask_BT.bool(), 0)
+        self.bias_B11L.fill_(torch.finfo(self.bias_B11L.dtype).min)
+        self.bias_B11L[:, 0, 0, :T] = 0
+        if mask_BT is not None:
+            self.bias_B11L[:, 0, 0, :T].masked_fill_(~mask_BT.bool(), torch.finfo(self.bias_B11L.dtype).min)
         self.position_B1.copy_(counts_BT[:, -1:])
         self._hold()
         self._choose(out.logits[:, -1])
@@ -144,6 +171,15 @@ class Recorded(Protocol):
     def replay(self) -> None:
         """Once more, on the same buffers."""
         ...
+
+
+@dataclasses.dataclass
+class Prompt:
+    """A recorded prefill, where it reads its tokens, and the memory's state as it leaves it."""
+
+    ids_BT: Tensor
+    recorded: Recorded
+    state: DecodingState | None
 
 
 Capture = Callable[[Callable[[], None], Callable[[], None]], Recorded]

@@ -112,6 +112,7 @@ class WordKeyer(Keyer):
     lead_V3: Tensor
     tail_V: Tensor
     byte_values: Tensor
+    begin_S: Tensor
 
     def __init__(self, tokens: Sequence[bytes | None], constants: HashConstants, depth: int):
         super().__init__([data or None for data in tokens], constants, depth)  # a token without bytes is no token
@@ -128,11 +129,12 @@ class WordKeyer(Keyer):
         self.register_buffer("lead_V3", torch.tensor(lead), persistent=False)
         self.register_buffer("tail_V", torch.tensor(tail), persistent=False)
         self.register_buffer("byte_values", signed_tensor(BYTE_VALUES), persistent=False)
+        begin = [self.begin] * depth + [SPACE, PENDING_NONE]
+        self.register_buffer("begin_S", torch.tensor(begin), persistent=False)
 
     def initial(self, batch: int) -> Tensor:
         """Begin words, as after white space, nothing pending."""
-        row = [self.begin] * self.depth + [SPACE, PENDING_NONE]
-        return torch.tensor(row, device=self.tail_V.device).expand(batch, -1)
+        return self.begin_S.expand(batch, -1)
 
     def forward(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
         """See `Keyer.forward`."""
