@@ -22,7 +22,9 @@ from memoryathena.errors import AthenaError
 
 WARM_UP = 3
 PROMPTS = 8
-"""So many lengths of prompts are recorded for one shape."""
+"""So many lengths of prompts are recorded for one shape,"""
+SHORT = 1024
+"""each of so many tokens at most: longer ones keep a GPU busy by themselves, with attention that needs no mask."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +64,10 @@ class StepGraph:
         """
         T = ids_BT.shape[1]
         padded = not bool(mask_BT.all())
-        if self.capture is None or padded or T == 1 or T not in self.prompts:
+        plain = self.capture is None or padded or T == 1 or ids_BT.numel() > SHORT
+        if self.capture is None or plain or T not in self.prompts:
             self._read(ids_BT, mask_BT if padded else None)
-            if not padded and len(self.prompts) < PROMPTS:
+            if not plain and len(self.prompts) < PROMPTS:
                 self.prompts.setdefault(T, None)
         else:
             prompt = self.prompts[T]

@@ -331,7 +331,7 @@ def _fused(function: Callable[..., Any]) -> Any:
     from torch import _dynamo  # a second that only those pay who compile
 
     _dynamo.config.recompile_limit = max(_dynamo.config.recompile_limit, 256)
-    return torch.compile(function, dynamic=False, fullgraph=True)
+    return torch.compile(function, dynamic=False)
 
 
 def valid_positions(mask: Any, ids_BT: Tensor, past: int) -> Tensor:

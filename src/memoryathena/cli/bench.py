@@ -1,5 +1,6 @@
 """Commands that time: bench latency, throughput and train."""
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -152,18 +153,21 @@ def _finish(rows: list[dict[str, Any]], record: Path | None, as_json: bool, sett
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    table = Table("shape", "engine", "batch", "prompt", "use", title_justify="left")
-    columns = ("ms", "of off", "of E", "prefill ms", "of off", "step ms", "of off", "floor", "tokens/s", "peak GiB")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in rows:
-        peak, to_e = row["peak_gib"], row["ratio_to_E"]
-        names = [row["shape"], row["engine"], str(row["batch"]), str(row["prompt"]), row["use"]]
-        whole = [f"{row['median_ms']:.2f}", f"{row['ratio_to_off']:.3f}", f"{to_e:.3f}" if to_e else ""]
-        parts = [f"{row['prefill_ms']:.2f}", f"{row['prefill_ratio_to_off']:.3f}", f"{row['step_ms']:.3f}"]
-        rest = [f"{row['step_ratio_to_off']:.3f}", f"{row['step_floor_ms']:.3f}", f"{row['tokens_per_s']:,.0f}"]
-        table.add_row(*names, *whole, *parts, *rest, f"{peak:.2f}" if peak is not None else "")
-    console.print(table)
+    for (shape, engine, batch, prompt), group in itertools.groupby(rows, key=lambda row: tuple(map(row.get, _GROUP))):
+        title = f"{shape} · {engine} · batch {batch} · {prompt} + {rows[0]['new']} tokens"
+        table = Table("use", title=title, title_justify="left")
+        for name in ("ms", "of off", "of E", "prompt ms", "step ms", "of off", "floor ms", "tokens/s", "peak GiB"):
+            table.add_column(name, justify="right")
+        for row in group:
+            peak, to_e = row["peak_gib"], row["ratio_to_E"]
+            whole = [f"{row['median_ms']:.2f}", f"{row['ratio_to_off']:.3f}", f"{to_e:.3f}" if to_e else ""]
+            step = [f"{row[key]:.3f}" for key in ("prefill_ms", "step_ms", "step_ratio_to_off", "step_floor_ms")]
+            rest = [f"{row['tokens_per_s']:,.0f}", f"{peak:.2f}" if peak is not None else ""]
+            table.add_row(row["use"], *whole, *step, *rest)
+        console.print(table)
+
+
+_GROUP = ("shape", "engine", "batch", "prompt")
 
 
 @bench.command()
