@@ -87,6 +87,19 @@ def test_throughput_over_batches() -> None:
     assert [(row["batch"], row["use"]) for row in rows] == [(1, "off"), (1, "E"), (3, "off"), (3, "E")]
 
 
+def test_stores_are_timed_and_their_loss_is_given() -> None:
+    sizes = ["--shape", "tiny", "--prompt", "8", "--new", "3", "--repeats", "1", "--batch", "2", "--gib", "0.01"]
+    result = CliRunner().invoke(app, ["bench", "table", *sizes, "--dtype", "float32", "--device", "cpu", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.output[result.output.index("{") :])["rows"]
+    stores = [(store, kind) for store in ("device", "host") for kind in ("float32", "int8", "fp8")]
+    assert [(row["store"], row["kind"]) for row in rows] == [*stores, ("mmap", "float32")]
+    for row in rows:
+        assert abs(row["table_gib"] - 0.01) < 1e-4
+        assert (row["rows_error"] == 0) == (row["kind"] == "float32")
+        assert row["same_tokens"] or row["kind"] != "float32"
+
+
 @torch.no_grad()
 def test_decoding_that_is_not_forward_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = shaped_model("tiny", "cpu", torch.float32, torch.float32)

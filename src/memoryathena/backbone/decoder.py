@@ -61,6 +61,10 @@ class Decoder:
         written_BN = step.written_BL[:, T - 1 : T - 1 + done].clone()
         return torch.cat([ids_BT, _cut(written_BN, ends, pad)], dim=1)
 
+    def forget(self) -> None:
+        """Drop the steps made so far: something that they read has moved."""
+        self.steps.clear()
+
     def _step_for(self, batch: int, length: int) -> StepGraph:
         """The step for this shape, made where it is new or weights have moved since."""
         injection = self.model._injection

@@ -172,7 +172,10 @@ class Injection:
 
     def _read(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state: DecodingState, plan: Plan) -> Pass:
         """Look up the rows and lay out the windows of this pass."""
-        read = _fused(look_up) if self.fusing and ids_BT.shape[1] == 1 else look_up
+        table = self.system.table
+        # Rows that live elsewhere have a gather of their own, which torch.compile would not take as it is.
+        fusing = self.fusing and ids_BT.shape[1] == 1 and table.store == "device"
+        read = _fused(look_up) if fusing else look_up
         reading, states_BTS = read(
             self.addressing,
             self.system.table,

@@ -30,6 +30,7 @@ from memoryathena.memory.hashing import HashConstants
 from memoryathena.memory.policies import AUXILIARY_USES, Policy, parse_policy
 from memoryathena.memory.router import Admission
 from memoryathena.memory.system import MemorySystem
+from memoryathena.memory.table import BYTES, STORES
 
 STAGES = ("fresh", "memory", "pathways", "router")
 
@@ -50,6 +51,7 @@ class AthenaModel(nn.Module):
         config: AthenaConfig,
         tokenizer: Any,
         constants: HashConstants | None = None,
+        store: str = "device",
     ):
         super().__init__()
         if tokenizer is None:
@@ -79,7 +81,7 @@ class AthenaModel(nn.Module):
         self._decoder: Decoder | None = None
         for parameter in backbone.parameters():
             parameter.requires_grad_(False)
-        self._place(blocks)
+        self._place(blocks, store)
         self._injection.attach()
         self._refresh()
         self.train(False)
@@ -94,10 +96,14 @@ class AthenaModel(nn.Module):
         tokenizer: Any,
         *,
         memory: str | Path | None = None,
+        store: str = "device",
         revision: str | None = None,
         token: str | None = None,
     ) -> Self:
-        """Load a saved memory onto a backbone. `memory` reads the table from elsewhere (it must be the same one)."""
+        """Load a saved memory onto a backbone. `memory` reads the table from elsewhere (it must be the same one).
+
+        store: where its rows live (see `store_table`); with 'mmap' they are never loaded as a whole.
+        """
         folder = artifacts.find_artifact(path_or_repo, revision, token)
         config, data = artifacts.load_adapter_config(folder)
         where = str(path_or_repo)
@@ -111,9 +117,14 @@ class AthenaModel(nn.Module):
             raise AthenaError(
                 f"{where} was made with memory {str(data['memory'])[:12]}; {table_folder} is memory {fingerprint[:12]}"
             )
-        model = cls(backbone, config.override(memory=memory_config.model_dump()), tokenizer, constants)
+        if store not in STORES:
+            raise AthenaError(f"unknown store {store!r}; known: {', '.join(STORES)}")
+        config = config.override(memory=memory_config.model_dump())
+        model = cls(backbone, config, tokenizer, constants, store=store)
         try:
-            artifacts.load_table(table_folder, digest, model.memory.table)
+            load = artifacts.map_table if store == "mmap" else artifacts.load_table
+            load(table_folder, digest, model.memory.table)
+            model.store_table(store)
             artifacts.load_sites(folder, data, model.memory.sites)
         except Exception:
             model.detach()
@@ -152,7 +163,35 @@ class AthenaModel(nn.Module):
 
     def save_memory(self, folder: str | Path) -> str:
         """Write the table alone, for other backbones to read; returns its fingerprint."""
+        if self.memory.table.kind is not None:
+            raise AthenaError("the table is quantised: its full rows, which a file keeps, are gone")
         return artifacts.save_memory(Path(folder), self.config_athena.memory, self.constants, self.memory.table)
+
+    def store_table(self, store: str, quantise: str | None = None) -> None:
+        """Say where the table's rows live, and in how many bits.
+
+        'device': where the embeddings are. 'host': in pinned memory, from which a GPU reads the rows it needs. 'mmap':
+        in the file they were loaded from (`from_pretrained(..., store="mmap")`). quantise: 'int8' or 'fp8', under one
+        scale per row; what that loses `athena bench table` says. A table that was moved or quantised is not trained.
+        """
+        table = self.memory.table
+        if store not in STORES:
+            raise AthenaError(f"unknown store {store!r}; known: {', '.join(STORES)}")
+        if quantise is not None and quantise not in BYTES:
+            raise AthenaError(f"unknown quantisation {quantise!r}; known: {', '.join(BYTES)}")
+        if store == "mmap" and (table.store != "mmap" or quantise):
+            raise AthenaError("a table is mapped when it is loaded, as it is: from_pretrained(..., store='mmap')")
+        if quantise is not None and table.kind is not None:
+            raise AthenaError(f"the table is quantised to {table.kind} already")
+        if self._decoder is not None:
+            self._decoder.forget()
+        if quantise is not None:
+            table.quantise(quantise)
+        if store == "device" and table.store != "device":
+            table.store = "device"
+            table.to(self.input_device)
+        elif store != "device":
+            table.keep(store)
 
     def push_to_hub(self, repo: str, *, private: bool = False, token: str | None = None, **kwargs: Any) -> str:
         """Save to a temporary folder and upload it; returns the repository's address."""
@@ -342,11 +381,15 @@ class AthenaModel(nn.Module):
         bare = policy is None
         self._injection.plan = None if bare else Plan.make((self._use,), (policy,), self._injection.sites)
 
-    def _place(self, blocks: nn.ModuleList) -> None:
-        """Each site on its block's device, table and addressing with the embeddings."""
+    def _place(self, blocks: nn.ModuleList, store: str = "device") -> None:
+        """Each site on its block's device, addressing with the embeddings, and the table unless it lives elsewhere."""
         for index, site in self.memory.sites.items():
             site.to(_device_of(blocks[int(index)]))
-        self.memory.table.to(self.input_device)
+        table = self.memory.table
+        if store == "device":
+            table.to(self.input_device)
+        else:
+            table.base_H = table.base_H.to(self.input_device)
         self.addressing.to(self.input_device)
 
 

@@ -1,4 +1,4 @@
-"""Commands that time: bench latency, throughput and train."""
+"""Commands that time: bench latency, throughput, table and train."""
 
 import itertools
 import json
@@ -85,6 +85,58 @@ def throughput(
     _finish(rows, record, as_json, {"dtype": dtype, "memory_dtype": memory_dtype})
 
 
+@bench.command()
+def table(
+    shape: Annotated[str, typer.Option(help="A shape with random weights.")] = "gpt2",
+    gib: Annotated[float, typer.Option(min=0, help="Size of the table as float32; 0 is the preset's.")] = 0.0,
+    store: Annotated[list[str] | None, typer.Option(help="device, host, mmap; may be repeated.")] = None,
+    prompt: Annotated[int, typer.Option(min=1, help="Positions of a prompt.")] = 128,
+    new: Annotated[int, typer.Option(min=2, help="New tokens.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="Rows at once.")] = 16,
+    use: Annotated[str, typer.Option(help="The pathway.")] = "E",
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats after two to warm up.")] = 5,
+    dtype: DType = "bfloat16",
+    record: Record = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Where the table's rows live (device, host, mapped file) and in how many bits: time of a step, error of rows."""
+    import torch
+
+    from memoryathena.bench.shapes import SHAPES, shaped_model
+    from memoryathena.bench.tables import measure_stores, rows_for
+    from memoryathena.config import AthenaConfig
+    from memoryathena.memory.table import STORES
+
+    precision, place = _dtype(dtype), device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if shape not in SHAPES:
+        raise AthenaError(f"unknown shape {shape!r}; known: {', '.join(SHAPES)}")
+    larger = {"rows": rows_for(AthenaConfig.preset(SHAPES[shape][1]), gib)} if gib else {}
+
+    def make() -> Any:
+        return shaped_model(shape, place, precision, torch.float32, memory=larger)
+
+    engine = "recorded" if place.startswith("cuda") else "static"
+    wanted: dict[str, Any] = {
+        "prompt": prompt,
+        "new": new,
+        "batch": batch,
+        "use": use,
+        "repeats": repeats,
+        "engine": engine,
+    }
+    rows = measure_stores(make, stores=tuple(store or STORES), **wanted)
+    if not _recorded(rows, record, as_json, {"shape": shape, "dtype": dtype, "engine": engine}):
+        return
+    shown = Table("store", "numbers", title=f"{shape} · batch {batch} · {use}", title_justify="left")
+    for name in ("table GiB", "step ms", "of the first", "error of rows", "same tokens"):
+        shown.add_column(name, justify="right")
+    for row in rows:
+        cells = [f"{row['table_gib']:.2f}", f"{row['step_ms']:.2f}", f"{row['ratio_to_first']:.3f}"]
+        shown.add_row(row["store"], row["kind"], *cells, f"{row['rows_error']:.1e}", str(row["same_tokens"]))
+    console.print(shown)
+
+
 def _models(
     shapes: list[str] | None,
     backbone: str | None,
@@ -142,8 +194,8 @@ def _decoding(
     return rows
 
 
-def _finish(rows: list[dict[str, Any]], record: Path | None, as_json: bool, setting: dict[str, Any]) -> None:
-    """Record, JSON or a table."""
+def _recorded(rows: list[dict[str, Any]], record: Path | None, as_json: bool, setting: dict[str, Any]) -> bool:
+    """Write the record, or print it as JSON; whether a table is still wanted."""
     from memoryathena.backbone.artifacts import write_atomically
     from memoryathena.provenance import provenance
 
@@ -152,6 +204,12 @@ def _finish(rows: list[dict[str, Any]], record: Path | None, as_json: bool, sett
         write_atomically(record, lambda temporary: temporary.write_text(json.dumps(found, indent=1) + "\n"))
     if as_json:
         print(json.dumps(found, indent=2))
+    return not as_json
+
+
+def _finish(rows: list[dict[str, Any]], record: Path | None, as_json: bool, setting: dict[str, Any]) -> None:
+    """Record, JSON or one table per engine, batch and prompt."""
+    if not _recorded(rows, record, as_json, setting):
         return
     for (shape, engine, batch, prompt), group in itertools.groupby(rows, key=lambda row: tuple(map(row.get, _GROUP))):
         title = f"{shape} · {engine} · batch {batch} · {prompt} + {rows[0]['new']} tokens"
