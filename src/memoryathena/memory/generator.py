@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from memoryathena.memory.fold import Fold
+
 SMALL = 1 << 18
 """Up to so many products an attention is sums of products: a matrix product of such sizes is all overhead."""
 
@@ -49,9 +51,13 @@ class Attention(nn.Module):
 
     def attend(self, x: Tensor, key_value: Tensor, visible: Tensor | None = None) -> Tensor:
         """x [..., Q, w] attends to projected keys and values [..., K, 2w]; visible [..., K] hides some."""
-        q = self.query(x).unflatten(-1, (self.heads, -1))
+        return self.mix(self.query(x), key_value, visible)
+
+    def mix(self, query: Tensor, key_value: Tensor, visible: Tensor | None = None) -> Tensor:
+        """`attend` of a projected query."""
+        q = query.unflatten(-1, (self.heads, -1))
         k, v = (part.unflatten(-1, (self.heads, -1)) for part in key_value.chunk(2, dim=-1))
-        if not torch.is_grad_enabled() and k.numel() * x.shape[-2] <= SMALL:
+        if not torch.is_grad_enabled() and k.numel() * q.shape[-3] <= SMALL:
             return self.out(_small_attention(q, k, v, visible).flatten(-2))
         scores = torch.einsum("...qhc,...khc->...hqk", q, k) / math.sqrt(q.shape[-1])
         if visible is not None:
@@ -80,10 +86,23 @@ class Layer(nn.Module):
             bound = 1 / math.sqrt(layer.in_features)
             nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
 
-    def forward(self, latents: Tensor, cue_key_value: Tensor, visible: Tensor) -> Tensor:
-        """latents [..., L, w], projected cues [..., K, 2w], visible [..., K]."""
-        latents = self.norms[0](latents + self.cross.attend(latents, cue_key_value, visible))
-        latents = self.norms[1](latents + self.self_(latents, latents))
+    def forward(
+        self,
+        latents: Tensor,
+        query: Tensor,
+        cue_key_value: Tensor,
+        visible: Tensor,
+        joint: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """latents [..., L, w] and their projected query, projected cues [..., K, 2w], visible [..., K]; joint: weight
+        [3w, w] and bias of the self attention's three projections as one, or None for each by itself."""
+        latents = self.norms[0](latents + self.cross.mix(query, cue_key_value, visible))
+        if joint is None:
+            mixed = self.self_(latents, latents)
+        else:
+            asked, key_value = F.linear(latents, *joint).split((latents.shape[-1], 2 * latents.shape[-1]), dim=-1)
+            mixed = self.self_.mix(asked, key_value)
+        latents = self.norms[1](latents + mixed)
         return self.norms[2](latents + self.down(F.gelu(self.up(latents))))
 
 
@@ -97,6 +116,7 @@ class Generator(nn.Module):
         self.queries = nn.Parameter(torch.empty(latents, inner))
         self.sources = nn.Parameter(torch.empty(2, inner))
         self.layers = nn.ModuleList(Layer(inner, heads) for _ in range(depth))
+        self._fold = Fold()
 
     def reset(self, generator: torch.Generator | None) -> None:
         """Initial weights of the method."""
@@ -116,8 +136,10 @@ class Generator(nn.Module):
         projection = self.cue_memory if source == 0 else self.cue_context
         return projection(x) + self.sources[source]
 
-    def forward(self, sources: tuple[int, ...], cues_SBPw: Tensor, window_BTK: Tensor) -> Tensor:
-        """Latents_SBTLw from cues at the positions window_BTK (-1: not there)."""
+    def forward(
+        self, sources: tuple[int, ...], cues_SBPw: Tensor, window_BTK: Tensor, fold: tuple[Tensor, ...] | None
+    ) -> Tensor:
+        """Latents_SBTLw from cues at the positions window_BTK (-1: not there). fold: what `fold` gives, or None."""
         visible_BTK = window_BTK >= 0
         S, _, P, _ = cues_SBPw.shape
         B, T, K = window_BTK.shape
@@ -127,9 +149,31 @@ class Generator(nn.Module):
             visible_BTK = visible_BTK.flip(-1)
         rows_B11 = torch.arange(B, device=cues_SBPw.device)[:, None, None]
         index_BTK = window_BTK.clamp(min=0)
-        for layer in self._stack():
+        for number, layer in enumerate(self._stack()):
             # A cue is projected once, then read by every window it lies in.
             key_value_SBPx = layer.cross.key_value(cues_SBPw)
             seen = key_value_SBPx[:, :, None] if one else key_value_SBPx[:, rows_B11, index_BTK]
-            latents = layer(latents, seen, visible_BTK)
+            joint = (fold[1 + 2 * number], fold[2 + 2 * number]) if fold is not None else None
+            if number == 0 and fold is not None:  # every position begins with the same latents
+                asked_SLw = fold[0] if S == 2 else fold[0][sources[0] : sources[0] + 1]
+                query = asked_SLw[:, None, None].expand_as(latents)
+            else:
+                query = layer.cross.query(latents)
+            latents = layer(latents, query, seen, visible_BTK, joint)
         return latents
+
+    def fold(self) -> tuple[Tensor, ...] | None:
+        """The first layer's queries of both sources, [2, L, w], then weight and bias of every layer's joint self
+        attention; None while gradients flow."""
+        first = self._stack()[0].cross.query
+        weights = [self.queries, self.sources, first.weight, first.bias]
+        for layer in self._stack():
+            weights += [p for part in (layer.self_.query, layer.self_.key_value) for p in (part.weight, part.bias)]
+        return self._fold(weights, self._folded)
+
+    def _folded(self) -> list[Tensor]:
+        made = [self._stack()[0].cross.query(self.queries + self.sources[:, None])]
+        for layer in self._stack():
+            parts = (layer.self_.query, layer.self_.key_value)
+            made += [torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])]
+        return made

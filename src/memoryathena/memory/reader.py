@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from memoryathena.memory.fold import Fold, product
 from memoryathena.memory.generator import Attention
 
 EPS = 1e-6
@@ -81,7 +82,7 @@ class GeneratedReader(nn.Module):
         self.keys = nn.Parameter(torch.empty(branches, width, width)) if branches > 1 else None
         self.key_norms = nn.Parameter(torch.ones(branches, width))
         self.gate_bias = nn.Parameter(torch.zeros(2, branches))
-        self._fold: tuple[object, Tensor] | None = None
+        self._fold = Fold()
 
     def reset(self, generator: torch.Generator | None) -> None:
         """Initial weights of the method."""
@@ -95,16 +96,26 @@ class GeneratedReader(nn.Module):
                 self.keys.copy_(torch.eye(self.width).expand_as(self.keys))
 
     def forward(
-        self, sources: Sequence[int], h_S: Tensor, normed_S: Tensor, latents_S: Tensor, fold_SXw: Tensor | None
+        self,
+        sources: Sequence[int],
+        h_S: Tensor,
+        normed_S: Tensor,
+        latents_S: Tensor,
+        fold: tuple[Tensor, ...] | None,
     ) -> tuple[Tensor, Tensor]:
         """source 0 is GE, 1 is GH; h_S and normed_S [S or 1, ..., d], latents_S [S, ..., L, w] -> g [S, ..., d] and
-        its mean gate [S, ...]. fold_SXw: what `fold` gives, or None to go through the parameters, as learning must."""
-        query_S = self.query(h_S)[..., None, :].expand(len(sources), *(-1,) * h_S.ndim)
-        summary_S = self.norm(self.attention(query_S, latents_S)[..., 0, :])
-        if fold_SXw is None:
+        its mean gate [S, ...]. fold: what `fold` gives, or None to go through the parameters, as learning must."""
+        if fold is None:
+            asked_S = self.attention.query(self.query(h_S))
+        else:
+            asked_S = F.linear(h_S, fold[1], self.attention.query.bias)
+        asked_S = asked_S[..., None, :].expand(len(sources), *(-1,) * h_S.ndim)
+        mixed_S = self.attention.mix(asked_S, self.attention.key_value(latents_S))
+        summary_S = self.norm(mixed_S[..., 0, :])
+        if fold is None:
             value_S, keys_Sb = self._unfolded(sources, summary_S)
         else:
-            chosen_SXw = fold_SXw if len(sources) == 2 else fold_SXw[sources[0] : sources[0] + 1]
+            chosen_SXw = fold[0] if len(sources) == 2 else fold[0][sources[0] : sources[0] + 1]
             out_SX = torch.bmm(summary_S.flatten(1, -2), chosen_SXw.mT).view(*summary_S.shape[:-1], -1)
             value_S, keys_Sb = out_SX[..., : self.width], out_SX[..., None, :]
             if self.keys is not None and self.gated:
@@ -127,28 +138,17 @@ class GeneratedReader(nn.Module):
             return value_S, value_S[..., None, :]
         return value_S, F.linear(value_S, self.keys.flatten(0, 1)).unflatten(-1, (self.branches, self.width))
 
-    def fold(self) -> Tensor | None:
-        """Value and keys of both sources as single matrices of the summary, fold_SXw; None while gradients flow.
+    def fold(self) -> tuple[Tensor, ...] | None:
+        """Value and keys of both sources as single matrices of the summary, fold_SXw, and both queries as one, [w, d].
 
         The value is linear in the summary, so its d x d key projections become d x w ones and are not read any more.
-        Kept until a weight changes (by torch's own count of changes, which writing through `.data` escapes).
         """
-        if torch.is_grad_enabled():
-            return None
-        if torch.compiler.is_compiling():  # whoever compiles a whole site has folded it before
-            return self._fold[1] if self._fold is not None else None
-        weights = [p for p in (self.out.weight, self.adapter_down, self.adapter_up, self.keys) if p is not None]
-        if any(p.is_inference() or p.is_meta for p in weights):  # no count of changes
-            return None
-        state = tuple((p.data_ptr(), p._version, p.dtype) for p in weights)
-        if self._fold is None or self._fold[0] != state:
-            value_Sdw = self.out.weight + self.adapter_up @ self.adapter_down
-            parts = [value_Sdw]
-            if self.keys is not None and self.gated:
-                parts += [key_dd @ value_Sdw for key_dd in self.keys]
-            self._fold = state, torch.cat(parts, dim=1).contiguous()
-        return self._fold[1]
+        weights = [self.out.weight, self.adapter_down, self.adapter_up, self.query.weight, self.attention.query.weight]
+        return self._fold([*weights, self.keys] if self.keys is not None else weights, self._folded)
 
-    def unfold(self) -> None:
-        """Forget the folded matrices: they are made anew when needed."""
-        self._fold = None
+    def _folded(self) -> tuple[Tensor, Tensor]:
+        value_Sdw = self.out.weight + product(self.adapter_up, self.adapter_down)
+        parts = [value_Sdw]
+        if self.keys is not None and self.gated:
+            parts += [product(key_dd, value_Sdw) for key_dd in self.keys]
+        return torch.cat(parts, dim=1).contiguous(), product(self.attention.query.weight, self.query.weight)

@@ -84,6 +84,7 @@ class Site(nn.Module):
     def prepare(self) -> None:
         """Work out what only depends on the weights, before a graph is made of `forward`."""
         self.generated.fold()
+        self.generator.fold()
 
     def forward(
         self, lanes: Sequence[Tensor], clean_BTd: Tensor | None, reading: Reading, policies: Sequence[Policy]
@@ -91,7 +92,7 @@ class Site(nn.Module):
         """lanes: the live h_BTd of each policy. clean_BTd is needed when a policy needs GH."""
         wanted = {source for policy in policies for source in policy.needs}
         latents, cues = self._generate(wanted, clean_BTd, reading)
-        fold_SXw = self.generated.fold() if wanted & set(GENERATED) else None
+        fold = self.generated.fold() if wanted & set(GENERATED) else None
         clean = clean_BTd if "GH" in wanted else None
         asked: list[tuple[Tensor, Tensor]] = []  # each state and its norm; at the first site all are one
         for h in [*lanes, *([clean] if clean is not None else [])]:
@@ -99,7 +100,7 @@ class Site(nn.Module):
         together = clean is not None and len(lanes) == 1 and "GE" in wanted
         shared: dict[str, tuple[Tensor, Tensor]] = {}
         if clean is not None and not together:
-            shared = self._generated(("GH",), asked[-1:], latents, fold_SXw)
+            shared = self._generated(("GH",), asked[-1:], latents, fold)
 
         decisions, gates = [], []
         for lane, policy in zip(asked, policies, strict=False):
@@ -108,9 +109,9 @@ class Site(nn.Module):
             if "E" in policy.needs:
                 read["E"] = self.direct(normed_BTd, reading.m_BTm)
             if together:
-                read |= self._generated(GENERATED, [lane, asked[-1]], latents, fold_SXw)
+                read |= self._generated(GENERATED, [lane, asked[-1]], latents, fold)
             elif "GE" in policy.needs:
-                read |= self._generated(("GE",), [lane], latents, fold_SXw)
+                read |= self._generated(("GE",), [lane], latents, fold)
             decisions.append(policy(self._candidates(read, normed_BTd, reading)))
             gates.append({source: gate for source, (_, gate) in read.items()})
         return SiteOutput(decisions, gates, cues)
@@ -120,7 +121,7 @@ class Site(nn.Module):
         names: Sequence[str],
         asking: Sequence[tuple[Tensor, Tensor]],
         latents: Mapping[str, Tensor],
-        fold_SXw: Tensor | None,
+        fold: tuple[Tensor, ...] | None,
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Values and gates of generated sources in one pass of the reader, each asked by a state and its norm."""
         if all(pair[0] is asking[0][0] for pair in asking):
@@ -128,7 +129,7 @@ class Site(nn.Module):
         h_S, normed_S = (torch.stack(part) for part in zip(*asking, strict=True))
         latents_S = torch.stack([latents[name] for name in names])
         sources = [GENERATED.index(name) for name in names]
-        value_S, gate_S = self.generated(sources, h_S, normed_S, latents_S, fold_SXw)
+        value_S, gate_S = self.generated(sources, h_S, normed_S, latents_S, fold)
         return {name: (value, gate) for name, value, gate in zip(names, value_S, gate_S, strict=True)}
 
     def _generate(
@@ -146,7 +147,8 @@ class Site(nn.Module):
                 raise RuntimeError(f"site {self.index}: {name} needs the clean states, which were not given")
             cues[name] = torch.cat([reading.carried[name], self.generator.cue(GENERATED.index(name), x)], dim=1)
         sources = tuple(GENERATED.index(name) for name in names)
-        latents_S = self.generator(sources, torch.stack([cues[name] for name in names]), reading.window_BTK)
+        cues_SBPw = torch.stack([cues[name] for name in names])
+        latents_S = self.generator(sources, cues_SBPw, reading.window_BTK, self.generator.fold())
         return dict(zip(names, latents_S, strict=True)), cues
 
     def _candidates(
