@@ -120,7 +120,6 @@ class StepGraph:
         out = self._forward(self.token_B1, self.position_B1, attention_mask=self.bias_B11L)
         self.position_B1.add_(1)
         self.column.index_1.add_(1)
-        self._hold()
         self._choose(out.logits[:, -1])
 
     def _choose(self, logits_BV: Tensor) -> None:
@@ -138,17 +137,17 @@ class StepGraph:
         return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, **given)
 
     def _hold(self) -> None:
-        """Put the memory's new state into the same buffers as ever."""
+        """Put the memory's state after a prompt into the same tensors as ever; steps go on in them."""
         state = state_of(self.cache)
         if state is None:
             return
-        new = state.tensors()
         if not self.held:
-            self.held = [x.clone() for x in new]
+            self.held = [x.clone() for x in state.tensors()]
         else:
-            for buffer, x in zip(self.held, new, strict=True):
+            for buffer, x in zip(self.held, state.tensors(), strict=True):
                 buffer.copy_(x)
         state.hold(self.held)
+        state.in_place = True
 
     def _recorded(self, capture: "Capture") -> "Recorded":
         """Warm up, then record one step; what these steps did is taken back."""

@@ -24,6 +24,7 @@ from memoryathena.backbone.state import (
     Layout,
     Log,
     attach_state,
+    carry_on,
     document_counts,
     release_state,
     state_of,
@@ -276,7 +277,8 @@ class Injection:
             return
         cache = output.get("past_key_values") if hasattr(output, "get") else None
         if isinstance(cache, Cache) and len(cache.layers):
-            run.state.advance(run.step, run.reading.position_BT, keep_log=not cache.is_compileable)
+            carry = _fused(carry_on) if self.fusing else carry_on
+            run.state.advance(run.step, run.reading.position_BT, keep_log=not cache.is_compileable, carry=carry)
             attach_state(cache, run.state)
         for name in ("hidden_states", "attentions"):
             if run.plan.layout.lanes == 1 and isinstance(output.get(name), tuple):

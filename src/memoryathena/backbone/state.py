@@ -82,6 +82,7 @@ class DecodingState:
     cues: dict[CueKey, Tensor] = dataclasses.field(default_factory=dict)
     log: list[Log] = dataclasses.field(default_factory=list)  # one per call, joined when something looks back
     length: int = 0
+    in_place: bool = False  # a recorded step finds and leaves everything in the same tensors
 
     def carried(self, key: CueKey, like: Tensor, width: int) -> Tensor:
         """The carried cues of one site and source; nothing yet is zeros that no window sees."""
@@ -104,9 +105,17 @@ class DecodingState:
         self.cues = {key: change(cue) for key, cue in self.cues.items()}
         self.log = [Log.joined(self.log).map(change)] if self.log else []
 
-    def advance(self, step: Log, counts_BT: Tensor, keep_log: bool) -> None:
-        """Take in new positions. step.cues hold the carried cues in front, as the generator saw them."""
+    def advance(self, step: Log, counts_BT: Tensor, keep_log: bool, carry: "Carry | None" = None) -> None:
+        """Take in new positions. step.cues hold the carried cues in front, as the generator saw them.
+
+        carry: how one position is carried on in place, `carry_on` itself where none is given.
+        """
         front = self.window - 1
+        if self.in_place and step.valid_BT.shape[1] == 1:
+            news = step.address_BTS[:, -1], counts_BT[:, -1], [step.cues[key] for key in self.cues]
+            (carry or carry_on)(self.tensors(), *news, step.valid_BT, step.starts_BT)
+            self.length += 1
+            return
         if step.valid_BT.shape[1] == 1:
             valid_B, starts_B1 = step.valid_BT[:, 0], step.starts_BT
             self.cues = {key: slide(cue, valid_B) for key, cue in step.cues.items()}
@@ -136,6 +145,25 @@ class DecodingState:
         self.address_BS = log.address_BTS[:, -1]
         zero_B = torch.zeros_like(self.count_B)
         self.count_B = document_counts(log.valid_BT, log.starts_BT, zero_B)[:, -1]
+
+
+def carry_on(
+    held: Sequence[Tensor],
+    address_BS: Tensor,
+    count_B: Tensor,
+    cues: Sequence[Tensor],
+    valid_B1: Tensor,
+    starts_B1: Tensor,
+) -> None:
+    """One position more, written into `DecodingState.tensors`."""
+    valid_B = valid_B1[:, 0]
+    seen_BK = slide(torch.cat([held[1] & ~starts_B1, valid_B1], dim=1), valid_B)
+    new = [address_BS, seen_BK, count_B, *(slide(cue, valid_B) for cue in cues)]
+    for tensor, value in zip(held, new, strict=True):
+        tensor.copy_(value)
+
+
+Carry = Callable[[Sequence[Tensor], Tensor, Tensor, Sequence[Tensor], Tensor, Tensor], None]
 
 
 def recent(valid_BT: Tensor, starts_BT: Tensor, size: int) -> Tensor:

@@ -5,6 +5,7 @@ S sources.
 """
 
 import math
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -149,11 +150,11 @@ class Generator(nn.Module):
             visible_BTK = visible_BTK.flip(-1)
         rows_B11 = torch.arange(B, device=cues_SBPw.device)[:, None, None]
         index_BTK = window_BTK.clamp(min=0)
-        for number, layer in enumerate(self._stack()):
+        projected = self._key_values(cues_SBPw, fold)
+        for number, (layer, key_value_SBPx) in enumerate(zip(self._stack(), projected, strict=True)):
             # A cue is projected once, then read by every window it lies in.
-            key_value_SBPx = layer.cross.key_value(cues_SBPw)
             seen = key_value_SBPx[:, :, None] if one else key_value_SBPx[:, rows_B11, index_BTK]
-            joint = (fold[1 + 2 * number], fold[2 + 2 * number]) if fold is not None else None
+            joint = (fold[3 + 2 * number], fold[4 + 2 * number]) if fold is not None else None
             if number == 0 and fold is not None:  # every position begins with the same latents
                 asked_SLw = fold[0] if S == 2 else fold[0][sources[0] : sources[0] + 1]
                 query = asked_SLw[:, None, None].expand_as(latents)
@@ -162,18 +163,25 @@ class Generator(nn.Module):
             latents = layer(latents, query, seen, visible_BTK, joint)
         return latents
 
+    def _key_values(self, cues_SBPw: Tensor, fold: tuple[Tensor, ...] | None) -> Iterable[Tensor]:
+        """What each layer reads of the cues; folded, all layers' in one product."""
+        if fold is None:
+            return (layer.cross.key_value(cues_SBPw) for layer in self._stack())
+        return F.linear(cues_SBPw, fold[1], fold[2]).chunk(len(self.layers), dim=-1)
+
     def fold(self) -> tuple[Tensor, ...] | None:
-        """The first layer's queries of both sources, [2, L, w], then weight and bias of every layer's joint self
-        attention; None while gradients flow."""
+        """The first layer's queries of both sources, [2, L, w]; weight and bias of all layers' keys and values of the
+        cues; weight and bias of every layer's joint self attention. None while gradients flow."""
         first = self._stack()[0].cross.query
         weights = [self.queries, self.sources, first.weight, first.bias]
         for layer in self._stack():
-            weights += [p for part in (layer.self_.query, layer.self_.key_value) for p in (part.weight, part.bias)]
+            parts = (layer.cross.key_value, layer.self_.query, layer.self_.key_value)
+            weights += [p for part in parts for p in (part.weight, part.bias)]
         return self._fold(weights, self._folded)
 
     def _folded(self) -> list[Tensor]:
+        readers = [layer.cross.key_value for layer in self._stack()]
         made = [self._stack()[0].cross.query(self.queries + self.sources[:, None])]
-        for layer in self._stack():
-            parts = (layer.self_.query, layer.self_.key_value)
+        for parts in (readers, *((layer.self_.query, layer.self_.key_value) for layer in self._stack())):
             made += [torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])]
         return made

@@ -32,18 +32,31 @@ class DirectReader(nn.Module):
         self.keys = nn.Linear(memory, branches * width, bias=False)
         self.key_norms = nn.Parameter(torch.ones(branches, width))
         self.gate_bias = nn.Parameter(torch.zeros(branches))
+        self._fold = Fold()
 
     def reset(self, value_std: float, generator: torch.Generator | None) -> None:
         """Initial weights of the method."""
         nn.init.normal_(self.value.weight, std=value_std, generator=generator)
         nn.init.normal_(self.keys.weight, std=0.02, generator=generator)
 
-    def forward(self, normed_h: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    def fold(self) -> tuple[Tensor, ...] | None:
+        """The value's matrix above the keys'; None while gradients flow. Only where gates are few: it is a copy."""
+        if not self.gated or self.branches > 1:
+            return None
+        return self._fold(
+            [self.value.weight, self.keys.weight], lambda: [torch.cat([self.value.weight, self.keys.weight])]
+        )
+
+    def forward(self, normed_h: Tensor, m: Tensor, fold: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor]:
         """normed_h [..., d] = n(h), m [..., m] -> e [..., d] and its mean gate [...]."""
-        value = self.value(m)
-        if not self.gated:
-            return value, torch.ones_like(value[..., 0])
-        keys = self.keys(m).unflatten(-1, (self.branches, self.width))
+        if fold is not None:
+            value, keys = F.linear(m, fold[0]).chunk(2, dim=-1)
+            keys = keys[..., None, :]
+        else:
+            value = self.value(m)
+            if not self.gated:
+                return value, torch.ones_like(value[..., 0])
+            keys = self.keys(m).unflatten(-1, (self.branches, self.width))
         scores = (normed_h[..., None, :] * normalise_rms(keys, self.key_norms)).sum(-1) / math.sqrt(self.width)
         gate = torch.sigmoid(scores + self.gate_bias).mean(-1)
         return gate[..., None] * value, gate
@@ -61,7 +74,10 @@ class AffineReader(nn.Module):
         nn.init.normal_(self.value.weight, std=value_std, generator=generator)
         nn.init.zeros_(self.value.bias)
 
-    def forward(self, normed_h: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    def fold(self) -> None:
+        """One map is one product already."""
+
+    def forward(self, normed_h: Tensor, m: Tensor, fold: None = None) -> tuple[Tensor, Tensor]:
         """As `DirectReader.forward`."""
         value = self.value(m)
         return value, torch.ones_like(value[..., 0])

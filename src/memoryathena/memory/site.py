@@ -83,8 +83,8 @@ class Site(nn.Module):
 
     def prepare(self) -> None:
         """Work out what only depends on the weights, before a graph is made of `forward`."""
-        self.generated.fold()
-        self.generator.fold()
+        for part in (self.direct, self.generated, self.generator):
+            part.fold()
 
     def forward(
         self, lanes: Sequence[Tensor], clean_BTd: Tensor | None, reading: Reading, policies: Sequence[Policy]
@@ -107,7 +107,7 @@ class Site(nn.Module):
             normed_BTd = lane[1]
             read = {source: pair for source, pair in shared.items() if source in policy.needs}
             if "E" in policy.needs:
-                read["E"] = self.direct(normed_BTd, reading.m_BTm)
+                read["E"] = self.direct(normed_BTd, reading.m_BTm, self.direct.fold())
             if together:
                 read |= self._generated(GENERATED, [lane, asked[-1]], latents, fold)
             elif "GE" in policy.needs:
