@@ -2,6 +2,7 @@
 
     PYTHONPATH=src:. python3 scripts/decode_gpu.py --out $OUT --seconds 540 gpt2 gpt2-medium gpt2-large gpt2-xl
     PYTHONPATH=src:. python3 scripts/decode_gpu.py --out $OUT --seconds 540 --batch 1 16 --prompt 338 2048 mistral-7b
+    PYTHONPATH=src:. python3 scripts/decode_gpu.py --out $OUT --seconds 300 --tables 40 --engines -- gpt2
 
 Every part that fails is written down with its error and the next one goes on; the record is complete after each part.
 """
@@ -22,6 +23,8 @@ import torch
 from memoryathena.bench.floor import ceilings
 from memoryathena.bench.latency import USES, decoder, measure_latency, random_ids
 from memoryathena.bench.shapes import shaped_model
+from memoryathena.bench.tables import measure_stores, rows_for
+from memoryathena.config import AthenaConfig
 from memoryathena.provenance import provenance
 
 START = time.monotonic()
@@ -38,6 +41,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="*", default=["recorded", "graph", "eager"])
     parser.add_argument("--memory-dtype", default="bfloat16")
     parser.add_argument("--skip-parity", action="store_true")
+    parser.add_argument("--tables", type=float, help="GiB of a table on the device and in pinned host memory")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     record: dict[str, Any] = {
@@ -75,7 +79,18 @@ def main() -> None:
         if engine != "eager" and prompt == given.prompt[0]:
             record["kernels"] += [kernels(model, shape, engine, batch, use) for use in USES]
 
-    for shape in given.shapes:
+    def stores() -> None:
+        larger = {"rows": rows_for(AthenaConfig.preset("gpt2"), given.tables)}
+        make = functools.partial(shaped_model, "gpt2", "cuda", torch.bfloat16, torch.float32, memory=larger)
+        kinds = (None,) if given.tables > 8 else (None, "int8", "fp8")
+        rows = measure_stores(make, batch=16, stores=("device", "host"), kinds=kinds, engine="recorded")
+        record["tables"] = rows
+        for row in rows:
+            print(row, flush=True)
+
+    if given.tables:
+        attempt(f"tables of {given.tables} GiB", stores)
+    for shape in given.shapes if given.engines else ():
         model = shaped_model(shape, "cuda", torch.bfloat16, getattr(torch, given.memory_dtype))
         for prompt, batch, engine in itertools.product(given.prompt, given.batch, given.engines):
             name = f"{shape} {engine} batch {batch} prompt {prompt}"
