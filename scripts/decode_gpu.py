@@ -1,8 +1,9 @@
 """Decoding on a GPU, measured: parity of captured graphs, then `bench latency` for several shapes, within a time.
 
-    PYTHONPATH=src:. python3 scripts/decode_gpu.py --out $OUT --seconds 540 gpt2 gpt2-medium gpt2-large gpt2-xl
-    PYTHONPATH=src:. python3 scripts/decode_gpu.py --out $OUT --seconds 540 --batch 1 16 --prompt 338 2048 mistral-7b
-    PYTHONPATH=src:. python3 scripts/decode_gpu.py --out $OUT --seconds 300 --tables 40 --engines -- gpt2
+    run="env PYTHONPATH=src:. PYTHONUNBUFFERED=1 python3 scripts/decode_gpu.py"
+    $run gpt2 gpt2-medium gpt2-large gpt2-xl --out $OUT --seconds 480
+    $run mistral-7b --out $OUT --seconds 480 --batch 1 16 --prompt 338 2048 --engines recorded graph --skip-parity
+    $run gpt2 --out $OUT --tables 40 --engines --skip-parity
 
 Every part that fails is written down with its error and the next one goes on; the record is complete after each part.
 """
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--tables", type=float, help="GiB of a table on the device and in pinned host memory")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
+    name_of_record = f"{'tables' if given.tables else 'latency'}--{given.shapes[0]}.json"
     record: dict[str, Any] = {
         "status": "running",
         **{"dtype": "bfloat16", "memory_dtype": given.memory_dtype},
@@ -66,7 +68,7 @@ def main() -> None:
             record["failures"].append({"part": name, "error": traceback.format_exc()[-4000:]})
         print(f"[{time.monotonic() - START:.0f} s] {name} took {time.monotonic() - begun:.0f} s", flush=True)
         given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / f"latency--{given.shapes[0]}.json").write_text(json.dumps(record, indent=1) + "\n")
+        (given.out / name_of_record).write_text(json.dumps(record, indent=1) + "\n")
 
     if not given.skip_parity:
         attempt("parity of small models", parity)
@@ -99,17 +101,17 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
     record["status"] = "done"
-    (given.out / f"latency--{given.shapes[0]}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (given.out / name_of_record).write_text(json.dumps(record, indent=1) + "\n")
     for failure in record["failures"]:
         print(failure["part"], failure["error"][-600:])
 
 
 def parity() -> None:
     """Small models in float32: a red one is a failure in the record."""
-    from tests.gpu.test_graph import test_a_captured_step_writes_what_ordinary_decoding_writes as check
+    from tests.graphs import check_captured
 
     for name, sites, fuse in (("gpt2", (2,), False), ("llama", (1, 3), False), ("llama", (1, 3), True)):
-        check(name, sites, fuse)
+        check_captured(name, sites, fuse)
         print("parity", name, sites, "fused" if fuse else "", "holds", flush=True)
 
 
