@@ -48,7 +48,7 @@ def test_a_saved_memory_is_the_same_in_another_process(saved: Path, tmp_path: Pa
     code = (
         "import torch; from memoryathena import AthenaModel\n"
         "from tests.models import backbone, byte_level_tokenizer, sample_ids\n"
-        "torch.set_num_threads(1)\n"
+        "torch.set_num_threads(1); torch.set_grad_enabled(False)\n"
         f"model = AthenaModel.from_pretrained({str(saved)!r}, backbone(), byte_level_tokenizer())\n"
         f"torch.save(model(sample_ids()[None]).logits.detach(), {str(out)!r})\n"
     )

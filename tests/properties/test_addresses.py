@@ -117,6 +117,27 @@ def test_in_chunks_or_at_once(text: str, canonical: str, sizes: list[int]) -> No
     assert torch.equal(state, states[:, min(start, ids.shape[1]) - 1])  # type: ignore[arg-type]
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.sampled_from(["token", "word"]))
+def test_a_step_is_one_position_of_the_scan(data: st.DataObject, canonical: str) -> None:
+    """Whatever came before: padding, starts of documents, special tokens, characters cut anywhere."""
+    keyer = _cached_addressing(canonical).keyer
+    size = len(keyer.special_V)
+    # Tokens that are parts of characters are few: draw them often.
+    parts = [i for i, data in enumerate(token_bytes(byte_level_tokenizer(), size)) if data and data[0] >= 0x80]
+    token = st.one_of(st.integers(0, size - 1), st.sampled_from(parts))
+    ids_BT = torch.tensor(data.draw(st.lists(st.lists(token, min_size=12, max_size=12), min_size=2, max_size=2)))
+    flags = st.lists(st.lists(st.sampled_from([True, True, False]), min_size=12, max_size=12), min_size=2, max_size=2)
+    valid_BT = torch.tensor(data.draw(flags))
+    starts_BT = ~torch.tensor(data.draw(flags)) & valid_BT
+    state_BS = keyer.initial(2)
+    keys_BTK, states_BTS = keyer(ids_BT, valid_BT, starts_BT, state_BS)
+    for t in range(12):
+        keys_BK, state_BS = keyer.step(ids_BT[:, t], valid_BT[:, t], starts_BT[:, t], state_BS)
+        assert torch.equal(keys_BK, keys_BTK[:, t])
+        assert torch.equal(state_BS, states_BTS[:, t])
+
+
 _ADDRESSINGS: dict[str, Addressing] = {}
 
 

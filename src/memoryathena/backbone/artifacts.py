@@ -22,6 +22,7 @@ from memoryathena.backbone.fingerprint import digest_json
 from memoryathena.config import AthenaConfig, MemoryConfig
 from memoryathena.errors import AthenaError
 from memoryathena.memory.hashing import HashConstants
+from memoryathena.memory.table import Table
 from memoryathena.memory.text import CANONICAL_VERSION
 
 FORMAT = 1
@@ -154,6 +155,11 @@ def load_memory_config(folder: Path) -> tuple[MemoryConfig, HashConstants, str, 
 def load_table(folder: Path, digest: str, table: nn.Module) -> None:
     """Fill a table from its file."""
     table.load_state_dict(load_tensors(folder / TABLE, digest, dict(table.state_dict())))
+
+
+def map_table(folder: Path, digest: str, table: Table) -> None:
+    """Read a table's rows from its file whenever they are asked for (after one look at all of them, for the digest)."""
+    table.map_rows(load_tensors(folder / TABLE, digest, dict(table.state_dict()))["weight"])
 
 
 ADAPTER_KEYS = {"format", "version", "stage", "config", "backbone", "tokenizer", "memory", "files"}

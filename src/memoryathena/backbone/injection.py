@@ -24,6 +24,7 @@ from memoryathena.backbone.state import (
     Layout,
     Log,
     attach_state,
+    carry_on,
     document_counts,
     release_state,
     state_of,
@@ -31,9 +32,9 @@ from memoryathena.backbone.state import (
 from memoryathena.errors import AthenaError
 from memoryathena.memory.addressing import Addressing
 from memoryathena.memory.policies import Decision, Policy
-from memoryathena.memory.site import GENERATED, Reading
+from memoryathena.memory.site import GENERATED, Reading, Site, SiteOutput
 from memoryathena.memory.system import MemorySystem
-from memoryathena.memory.window import lookback
+from memoryathena.memory.window import lookback, lookback_one
 
 Observer = Callable[[int, int, Decision, dict[str, Tensor]], None]  # site, lane, decision, mean gates
 
@@ -74,10 +75,8 @@ class Pass:
     state: DecodingState
     reading: Reading
     step: Log
-    counts_BT: Tensor
     batch: int
     copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
-    decided: dict[int, list[Tensor]] = dataclasses.field(default_factory=dict)
 
 
 class Injection:
@@ -92,6 +91,7 @@ class Injection:
         self.current: Pass | None = None
         self.sites = [int(index) for index in system.sites]
         self.handles: list[RemovableHandle] = []
+        self.fusing = False  # a decode step's own operations by torch.compile
 
     def attach(self) -> None:
         """Register the hooks."""
@@ -126,7 +126,7 @@ class Injection:
             raise AthenaError(f"the input is empty (shape {list(ids_BT.shape)}): give at least one token")
         state = self._continued(cache, self.plan, ids_BT)
         past = state.length
-        self._check_limit(past + ids_BT.shape[1])
+        self.check_limit(past + ids_BT.shape[1])
         valid_BT = valid_positions(given.get("attention_mask"), ids_BT, past)
         starts_BT = document_starts(given.get("position_ids"), valid_BT)
         if self.document_starts_BT is not None:
@@ -165,26 +165,30 @@ class Injection:
             )
         return state
 
-    def _check_limit(self, length: int) -> None:
+    def check_limit(self, length: int) -> None:
+        """Raise where a sequence is longer than the backbone was built for."""
         limit, kind = position_limit(self.host.config), self.host.config.get_text_config().model_type
         if limit is not None and length > limit:
             raise AthenaError(f"the sequence has {length} positions; {kind} was built for at most {limit}")
 
     def _read(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state: DecodingState, plan: Plan) -> Pass:
         """Look up the rows and lay out the windows of this pass."""
-        rows_BTH, states_BTS = self.addressing(ids_BT, valid_BT, starts_BT, state.address_BS)
-        valid_BP = torch.cat([state.seen_BK, valid_BT], dim=1)
-        starts_BP = torch.cat([torch.zeros_like(state.seen_BK), starts_BT], dim=1)
-        counts_BT = document_counts(valid_BT, starts_BT, state.count_B)
-        reading = Reading(
-            m_BTm=self.system.table(rows_BTH),
-            window_BTK=lookback(valid_BP, starts_BP, state.window)[:, state.window - 1 :],
-            carried={},
-            position_BT=counts_BT,
-            address_BT=rows_BTH.sum(-1),
+        table = self.system.table
+        # Rows that live elsewhere have a gather of their own, which torch.compile would not take as it is.
+        fusing = self.fusing and ids_BT.shape[1] == 1 and table.store == "device"
+        read = _fused(look_up) if fusing else look_up
+        reading, states_BTS = read(
+            self.addressing,
+            self.system.table,
+            ids_BT,
+            valid_BT,
+            starts_BT,
+            state.address_BS,
+            state.seen_BK,
+            state.count_B,
         )
         step = Log(states_BTS, valid_BT, starts_BT, {})
-        return Pass(plan, state, reading, step, counts_BT, ids_BT.shape[0])
+        return Pass(plan, state, reading, step, ids_BT.shape[0])
 
     def _widen(self, index: int, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Give a block behind the first site its masks and positions once per copy of the batch."""
@@ -225,23 +229,26 @@ class Injection:
         """The copies that go on from this site."""
         plan, site = run.plan, self.system.site(index)
         active = [lane for lane, policy in enumerate(plan.policies) if policy is not None]
-        device, dtype = site.norm.device, site.norm.dtype
+        policies = [policy for policy in plan.policies if policy is not None]
         # Memory arithmetic is in its own precision whatever the backbone's or an autocast's.
         with torch.autocast(lanes[0].device.type, enabled=False):
-            reading = self._at(run, index, device, dtype, lanes[0])
-            out = site(
-                [lanes[lane].to(dtype) for lane in active],
-                clean.to(dtype) if clean is not None and "GH" in plan.needs else None,
-                reading,
-                [policy for policy in plan.policies if policy is not None],
+            reading = self._at(run, index, site.norm.device, site.norm.dtype, lanes[0])
+            if self.fusing and lanes[0].shape[1] == 1:
+                site.prepare()
+                act = _fused(inject)
+            else:
+                act = inject
+            asked = clean if clean is not None and "GH" in plan.needs else None
+            added, out = act(
+                site, [lanes[lane] for lane in active], asked, reading, policies, self.observer is not None
             )
         for source, cue in out.cues.items():
             run.step.cues[index, source] = cue
         onward = list(lanes)
-        for lane, decision, gates in zip(active, out.decisions, out.gates, strict=True):
-            onward[lane] = lanes[lane] + decision.residual.to(lanes[lane].dtype)
+        for place, lane in enumerate(active):
+            onward[lane] = added[place]
             if self.observer is not None:
-                self.observer(index, lane, decision, gates)
+                self.observer(index, lane, out.decisions[place], out.gates[place])
         if plan.layout.clean and index < plan.layout.last and clean is not None:
             onward.append(clean)
         return onward
@@ -270,11 +277,66 @@ class Injection:
             return
         cache = output.get("past_key_values") if hasattr(output, "get") else None
         if isinstance(cache, Cache) and len(cache.layers):
-            run.state.advance(run.step, run.counts_BT, keep_log=not cache.is_compileable)
+            carry = _fused(carry_on) if self.fusing else carry_on
+            run.state.advance(run.step, run.reading.position_BT, keep_log=not cache.is_compileable, carry=carry)
             attach_state(cache, run.state)
         for name in ("hidden_states", "attentions"):
             if run.plan.layout.lanes == 1 and isinstance(output.get(name), tuple):
                 output[name] = tuple(x[: run.batch] for x in output[name])
+
+
+def look_up(
+    addressing: Addressing,
+    table: nn.Module,
+    ids_BT: Tensor,
+    valid_BT: Tensor,
+    starts_BT: Tensor,
+    address_BS: Tensor,
+    seen_BK: Tensor,
+    count_B: Tensor,
+) -> tuple[Reading, Tensor]:
+    """What a pass reads from the table and the past, and the address state after every position."""
+    rows_BTH, states_BTS = addressing(ids_BT, valid_BT, starts_BT, address_BS)
+    if ids_BT.shape[1] == 1:
+        window_BTK = lookback_one(seen_BK, starts_BT)
+    else:
+        valid_BP = torch.cat([seen_BK, valid_BT], dim=1)
+        starts_BP = torch.cat([torch.zeros_like(seen_BK), starts_BT], dim=1)
+        window_BTK = lookback(valid_BP, starts_BP, seen_BK.shape[1] + 1)[:, seen_BK.shape[1] :]
+    counts_BT = document_counts(valid_BT, starts_BT, count_B)
+    return Reading(table(rows_BTH), window_BTK, {}, counts_BT, rows_BTH.sum(-1)), states_BTS
+
+
+def inject(
+    site: Site,
+    lanes: list[Tensor],
+    clean_BTd: Tensor | None,
+    reading: Reading,
+    policies: list[Policy],
+    report: bool,
+) -> tuple[list[Tensor], SiteOutput]:
+    """The lanes with their residuals, and what the site says of them; its decisions only where somebody asks."""
+    dtype = site.norm.dtype
+    cast: list[Tensor] = []  # one state in several lanes stays one: what is computed from it is computed once
+    for place, h_BTd in enumerate(lanes):
+        same = next((n for n in range(place) if lanes[n] is h_BTd), None)
+        cast.append(h_BTd.to(dtype) if same is None else cast[same])
+    clean = clean_BTd
+    if clean is not None:
+        same = next((n for n in range(len(lanes)) if lanes[n] is clean), None)
+        clean = clean.to(dtype) if same is None else cast[same]
+    out = site(cast, clean, reading, policies)
+    added = [h + d.residual.to(h.dtype) for h, d in zip(lanes, out.decisions, strict=True)]
+    return added, out if report else SiteOutput([], [], out.cues)
+
+
+@functools.cache
+def _fused(function: Callable[..., Any]) -> Any:
+    """By torch.compile. Every site, pathway and batch size is a graph of its own."""
+    from torch import _dynamo  # a second that only those pay who compile
+
+    _dynamo.config.recompile_limit = max(_dynamo.config.recompile_limit, 256)
+    return torch.compile(function, dynamic=False)
 
 
 def valid_positions(mask: Any, ids_BT: Tensor, past: int) -> Tensor:

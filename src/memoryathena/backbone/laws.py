@@ -143,12 +143,14 @@ def planted_nan(model: AthenaModel) -> Iterator[None]:
     weights = [site.generated.out.weight for site in model.memory.sites.values() if isinstance(site, Site)]
     saved = [weight.detach().clone() for weight in weights]
     try:
-        for weight in weights:
-            weight.data.fill_(float("nan"))
+        with torch.no_grad():
+            for weight in weights:
+                weight.fill_(float("nan"))
         yield
     finally:
-        for weight, old in zip(weights, saved, strict=True):
-            weight.data.copy_(old)
+        with torch.no_grad():
+            for weight, old in zip(weights, saved, strict=True):
+                weight.copy_(old)
 
 
 # -- law 2: causal --------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from memoryathena.backbone import artifacts
 from memoryathena.backbone.card import model_card
+from memoryathena.backbone.decoder import Decoder, default_capture, greedy_call
 from memoryathena.backbone.fingerprint import (
     backbone_fingerprint,
     check_backbone,
@@ -19,6 +20,7 @@ from memoryathena.backbone.fingerprint import (
 )
 from memoryathena.backbone.injection import Injection, Plan
 from memoryathena.backbone.sites import find_blocks
+from memoryathena.backbone.slots import Column, slot_cache
 from memoryathena.backbone.tokens import token_bytes
 from memoryathena.backbone.trace import Trace
 from memoryathena.config import AthenaConfig
@@ -29,6 +31,7 @@ from memoryathena.memory.hashing import HashConstants
 from memoryathena.memory.policies import AUXILIARY_USES, Policy, parse_policy
 from memoryathena.memory.router import Admission
 from memoryathena.memory.system import MemorySystem
+from memoryathena.memory.table import BYTES, STORES
 
 STAGES = ("fresh", "memory", "pathways", "router")
 
@@ -49,6 +52,7 @@ class AthenaModel(nn.Module):
         config: AthenaConfig,
         tokenizer: Any,
         constants: HashConstants | None = None,
+        store: str = "device",
     ):
         super().__init__()
         if tokenizer is None:
@@ -75,9 +79,10 @@ class AthenaModel(nn.Module):
         self._was_training = backbone.training
         self._use = "router"
         self._injection = Injection(host, blocks, self.memory, addressing)
+        self._decoder: Decoder | None = None
         for parameter in backbone.parameters():
             parameter.requires_grad_(False)
-        self._place(blocks)
+        self._place(blocks, store)
         self._injection.attach()
         self._refresh()
         self.train(False)
@@ -92,10 +97,14 @@ class AthenaModel(nn.Module):
         tokenizer: Any,
         *,
         memory: str | Path | None = None,
+        store: str = "device",
         revision: str | None = None,
         token: str | None = None,
     ) -> Self:
-        """Load a saved memory onto a backbone. `memory` reads the table from elsewhere (it must be the same one)."""
+        """Load a saved memory onto a backbone. `memory` reads the table from elsewhere (it must be the same one).
+
+        store: where its rows live (see `store_table`); with 'mmap' they are never loaded as a whole.
+        """
         folder = artifacts.find_artifact(path_or_repo, revision, token)
         config, data = artifacts.load_adapter_config(folder)
         where = str(path_or_repo)
@@ -109,9 +118,14 @@ class AthenaModel(nn.Module):
             raise AthenaError(
                 f"{where} was made with memory {str(data['memory'])[:12]}; {table_folder} is memory {fingerprint[:12]}"
             )
-        model = cls(backbone, config.override(memory=memory_config.model_dump()), tokenizer, constants)
+        if store not in STORES:
+            raise AthenaError(f"unknown store {store!r}; known: {', '.join(STORES)}")
+        config = config.override(memory=memory_config.model_dump())
+        model = cls(backbone, config, tokenizer, constants, store=store)
         try:
-            artifacts.load_table(table_folder, digest, model.memory.table)
+            load = artifacts.map_table if store == "mmap" else artifacts.load_table
+            load(table_folder, digest, model.memory.table)
+            model.store_table(store)
             artifacts.load_sites(folder, data, model.memory.sites)
         except Exception:
             model.detach()
@@ -150,7 +164,35 @@ class AthenaModel(nn.Module):
 
     def save_memory(self, folder: str | Path) -> str:
         """Write the table alone, for other backbones to read; returns its fingerprint."""
+        if self.memory.table.kind is not None:
+            raise AthenaError("the table is quantised: its full rows, which a file keeps, are gone")
         return artifacts.save_memory(Path(folder), self.config_athena.memory, self.constants, self.memory.table)
+
+    def store_table(self, store: str, quantise: str | None = None) -> None:
+        """Say where the table's rows live, and in how many bits.
+
+        'device': where the embeddings are. 'host': in pinned memory, from which a GPU reads the rows it needs. 'mmap':
+        in the file they were loaded from (`from_pretrained(..., store="mmap")`). quantise: 'int8' or 'fp8', under one
+        scale per row; what that loses `athena bench table` says. A table that was moved or quantised is not trained.
+        """
+        table = self.memory.table
+        if store not in STORES:
+            raise AthenaError(f"unknown store {store!r}; known: {', '.join(STORES)}")
+        if quantise is not None and quantise not in BYTES:
+            raise AthenaError(f"unknown quantisation {quantise!r}; known: {', '.join(BYTES)}")
+        if store == "mmap" and (table.store != "mmap" or quantise):
+            raise AthenaError("a table is mapped when it is loaded, as it is: from_pretrained(..., store='mmap')")
+        if quantise is not None and table.kind is not None:
+            raise AthenaError(f"the table is quantised to {table.kind} already")
+        if self._decoder is not None:
+            self._decoder.forget()
+        if quantise is not None:
+            table.quantise(quantise)
+        if store == "device" and table.store != "device":
+            table.store = "device"
+            table.to(self.input_device)
+        elif store != "device":
+            table.keep(store)
 
     def push_to_hub(self, repo: str, *, private: bool = False, token: str | None = None, **kwargs: Any) -> str:
         """Save to a temporary folder and upload it; returns the repository's address."""
@@ -184,13 +226,32 @@ class AthenaModel(nn.Module):
             self._injection.document_starts_BT = None
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """The backbone's `generate`, in every mode it has."""
+        """The backbone's `generate`, in every mode it has.
+
+        Greedy with cache_implementation="static" runs as one recorded step (see `compile_decode`).
+        """
         inputs = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
         if isinstance(inputs, Tensor) and inputs.numel() == 0:
             raise AthenaError(f"the prompt is empty (shape {list(inputs.shape)}): give at least one token")
         if isinstance(assistant := kwargs.get("assistant_model"), AthenaModel):
             kwargs["assistant_model"] = assistant.backbone
+        if (call := greedy_call(self, args, kwargs)) is not None:
+            if self._decoder is None:
+                self._decoder = Decoder(self, default_capture(self.input_device), fuse=False)
+            return self._decoder(**call)
+        if kwargs.get("cache_implementation") == "static" and self._injection.plan is not None:
+            kwargs.setdefault("disable_compile", True)  # transformers would compile through the memory's hooks
         return self.backbone.generate(*args, **kwargs)
+
+    def compile_decode(self, *, fuse: bool = True) -> Decoder:
+        """Prepare greedy decoding at its fastest; `generate(..., cache_implementation="static")` then uses it.
+
+        The whole step with the memory in it is one CUDA graph on a GPU, recorded at the first use of a pathway,
+        batch size and length. fuse: torch.compile fuses the memory's own operations, which takes a while that once.
+        """
+        slot_cache(self.host.config, 1, Column(torch.zeros(1)))  # raises where a step cannot be recorded
+        self._decoder = Decoder(self, default_capture(self.input_device), fuse)
+        return self._decoder
 
     def endpoints(self, uses: tuple[str, ...], **batch: Any) -> dict[str, Tensor]:
         """Logits [B, T, V] under several pathways from one pass, which splits only at the first site."""
@@ -273,6 +334,7 @@ class AthenaModel(nn.Module):
         """Take the memory off; returns the backbone as it came."""
         self._injection.plan = None
         self._injection.detach()
+        self._decoder = None
         for name, parameter in self.backbone.named_parameters():
             parameter.requires_grad_(self._was.get(name, parameter.requires_grad))
         self.backbone.train(self._was_training)
@@ -320,11 +382,15 @@ class AthenaModel(nn.Module):
         bare = policy is None
         self._injection.plan = None if bare else Plan.make((self._use,), (policy,), self._injection.sites)
 
-    def _place(self, blocks: nn.ModuleList) -> None:
-        """Each site on its block's device, table and addressing with the embeddings."""
+    def _place(self, blocks: nn.ModuleList, store: str = "device") -> None:
+        """Each site on its block's device, addressing with the embeddings, and the table unless it lives elsewhere."""
         for index, site in self.memory.sites.items():
             site.to(_device_of(blocks[int(index)]))
-        self.memory.table.to(self.input_device)
+        table = self.memory.table
+        if store == "device":
+            table.to(self.input_device)
+        else:
+            table.base_H = table.base_H.to(self.input_device)
         self.addressing.to(self.input_device)
 
 

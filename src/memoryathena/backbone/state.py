@@ -8,7 +8,7 @@ Shapes: B batch, S address state, T positions so far, K window, w generator widt
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from memoryathena.errors import AthenaError
-from memoryathena.memory.window import last_index, lookback, take
+from memoryathena.memory.window import last_index, lookback, slide, take
 
 CueKey = tuple[int, str]  # site, source
 
@@ -51,6 +51,19 @@ class Log:
         cues = {key: change(cue) for key, cue in self.cues.items()}
         return Log(change(self.address_BTS), change(self.valid_BT), change(self.starts_BT), cues)
 
+    @classmethod
+    def joined(cls, parts: Sequence["Log"]) -> "Log":
+        """Positions one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        cues = {key: torch.cat([part.cues[key] for part in parts], dim=1) for key in parts[-1].cues}
+        return cls(
+            torch.cat([part.address_BTS for part in parts], dim=1),
+            torch.cat([part.valid_BT for part in parts], dim=1),
+            torch.cat([part.starts_BT for part in parts], dim=1),
+            cues,
+        )
+
 
 @dataclasses.dataclass
 class DecodingState:
@@ -67,8 +80,9 @@ class DecodingState:
     seen_BK: Tensor
     count_B: Tensor
     cues: dict[CueKey, Tensor] = dataclasses.field(default_factory=dict)
-    log: Log | None = None
+    log: list[Log] = dataclasses.field(default_factory=list)  # one per call, joined when something looks back
     length: int = 0
+    in_place: bool = False  # a recorded step finds and leaves everything in the same tensors
 
     def carried(self, key: CueKey, like: Tensor, width: int) -> Tensor:
         """The carried cues of one site and source; nothing yet is zeros that no window sees."""
@@ -76,39 +90,80 @@ class DecodingState:
             return self.cues[key]
         return torch.zeros(like.shape[0], self.window - 1, width, device=like.device)
 
+    def tensors(self) -> list[Tensor]:
+        """All that a step reads and changes, in a fixed order."""
+        return [self.address_BS, self.seen_BK, self.count_B, *self.cues.values()]
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Go on with these (the same values in other places), in the order of `tensors`."""
+        self.address_BS, self.seen_BK, self.count_B, *cues = tensors
+        self.cues = dict(zip(self.cues, cues, strict=True))
+
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
         """The same change of the batch on every tensor."""
         self.address_BS, self.seen_BK, self.count_B = map(change, (self.address_BS, self.seen_BK, self.count_B))
         self.cues = {key: change(cue) for key, cue in self.cues.items()}
-        self.log = self.log.map(change) if self.log else None
+        self.log = [Log.joined(self.log).map(change)] if self.log else []
 
-    def advance(self, step: Log, counts_BT: Tensor, keep_log: bool) -> None:
-        """Take in new positions. step.cues hold the carried cues in front, as the generator saw them."""
+    def advance(self, step: Log, counts_BT: Tensor, keep_log: bool, carry: "Carry | None" = None) -> None:
+        """Take in new positions. step.cues hold the carried cues in front, as the generator saw them.
+
+        carry: how one position is carried on in place, `carry_on` itself where none is given.
+        """
         front = self.window - 1
-        valid_BP = torch.cat([self.seen_BK, step.valid_BT], dim=1)
-        starts_BP = torch.cat([torch.zeros_like(self.seen_BK), step.starts_BT], dim=1)
-        index_BK = recent(valid_BP, starts_BP, front)
-        self.cues = {key: take(cue, index_BK) for key, cue in step.cues.items()}
-        self.seen_BK = index_BK >= 0
+        if self.in_place and step.valid_BT.shape[1] == 1:
+            news = step.address_BTS[:, -1], counts_BT[:, -1], [step.cues[key] for key in self.cues]
+            (carry or carry_on)(self.tensors(), *news, step.valid_BT, step.starts_BT)
+            self.length += 1
+            return
+        if step.valid_BT.shape[1] == 1:
+            valid_B, starts_B1 = step.valid_BT[:, 0], step.starts_BT
+            self.cues = {key: slide(cue, valid_B) for key, cue in step.cues.items()}
+            self.seen_BK = slide(torch.cat([self.seen_BK & ~starts_B1, step.valid_BT], dim=1), valid_B)
+        else:
+            valid_BP = torch.cat([self.seen_BK, step.valid_BT], dim=1)
+            starts_BP = torch.cat([torch.zeros_like(self.seen_BK), step.starts_BT], dim=1)
+            index_BK = recent(valid_BP, starts_BP, front)
+            self.cues = {key: take(cue, index_BK) for key, cue in step.cues.items()}
+            self.seen_BK = index_BK >= 0
         self.address_BS, self.count_B = step.address_BTS[:, -1], counts_BT[:, -1]
         self.length += step.valid_BT.shape[1]
         if keep_log:
-            new = dataclasses.replace(step, cues={key: cue[:, front:] for key, cue in step.cues.items()})
-            self.log = _joined(self.log, new)
+            self.log.append(dataclasses.replace(step, cues={key: cue[:, front:] for key, cue in step.cues.items()}))
 
     def crop(self, length: int) -> None:
         """Go back to the first `length` positions."""
         if length == self.length:
             return
-        if self.log is None or length > self.length:
+        if not self.log or length > self.length:
             raise AthenaError(f"the memory's state cannot go from {self.length} positions back to {length}")
-        self.log = log = self.log.map(lambda x: x[:, :length])
+        log = Log.joined(self.log).map(lambda x: x[:, :length])
+        self.log = [log]
         index_BK = recent(log.valid_BT, log.starts_BT, self.window - 1)
         self.cues = {key: take(cue, index_BK) for key, cue in log.cues.items()}
         self.seen_BK, self.length = index_BK >= 0, length
         self.address_BS = log.address_BTS[:, -1]
         zero_B = torch.zeros_like(self.count_B)
         self.count_B = document_counts(log.valid_BT, log.starts_BT, zero_B)[:, -1]
+
+
+def carry_on(
+    held: Sequence[Tensor],
+    address_BS: Tensor,
+    count_B: Tensor,
+    cues: Sequence[Tensor],
+    valid_B1: Tensor,
+    starts_B1: Tensor,
+) -> None:
+    """One position more, written into `DecodingState.tensors`."""
+    valid_B = valid_B1[:, 0]
+    seen_BK = slide(torch.cat([held[1] & ~starts_B1, valid_B1], dim=1), valid_B)
+    new = [address_BS, seen_BK, count_B, *(slide(cue, valid_B) for cue in cues)]
+    for tensor, value in zip(held, new, strict=True):
+        tensor.copy_(value)
+
+
+Carry = Callable[[Sequence[Tensor], Tensor, Tensor, Sequence[Tensor], Tensor, Tensor], None]
 
 
 def recent(valid_BT: Tensor, starts_BT: Tensor, size: int) -> Tensor:
@@ -121,22 +176,12 @@ def recent(valid_BT: Tensor, starts_BT: Tensor, size: int) -> Tensor:
 
 def document_counts(valid_BT: Tensor, starts_BT: Tensor, before_B: Tensor) -> Tensor:
     """Real tokens of the current document up to and with t, `before_B` of them earlier."""
+    if valid_BT.shape[1] == 1:
+        return torch.where(starts_BT, 1, before_B[:, None] + valid_BT)
     rank_BT = valid_BT.cumsum(1)
     floor_BT = last_index(starts_BT)
     at_floor_BT = take(rank_BT - valid_BT.long(), floor_BT)
     return torch.where(floor_BT >= 0, rank_BT - at_floor_BT, before_B[:, None] + rank_BT)
-
-
-def _joined(log: Log | None, new: Log) -> Log:
-    if log is None:
-        return new
-    cues = {key: torch.cat([log.cues[key], cue], dim=1) for key, cue in new.cues.items()}
-    return Log(
-        torch.cat([log.address_BTS, new.address_BTS], dim=1),
-        torch.cat([log.valid_BT, new.valid_BT], dim=1),
-        torch.cat([log.starts_BT, new.starts_BT], dim=1),
-        cues,
-    )
 
 
 class Following(Cache):

@@ -57,6 +57,10 @@ class Keyer(torch.nn.Module, abc.ABC):
     def forward(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
         """Returns keys_BTK (newest first) and states_BTS, the state after each position."""
 
+    @abc.abstractmethod
+    def step(self, ids_B: Tensor, valid_B: Tensor, starts_B: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """One position of `forward` without its scans: keys_BK and the new state_BS."""
+
 
 class TokenKeyer(Keyer):
     """Mode `token`: one key per token. Its state is the last K keys."""
@@ -89,6 +93,13 @@ class TokenKeyer(Keyer):
         keys_BTK = torch.where(window_BNK >= 0, flat_BX.view_as(window_BNK), self.begin)
         return keys_BTK, keys_BTK
 
+    def step(self, ids_B: Tensor, valid_B: Tensor, starts_B: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Keyer.step`."""
+        before_BK = torch.where(starts_B[:, None], self.begin, state_BS)
+        grown_BK = torch.cat([self.key_V[ids_B][:, None], before_BK[:, :-1]], dim=1)
+        keys_BK = torch.where((valid_B & ~self.special_V[ids_B])[:, None], grown_BK, before_BK)
+        return keys_BK, keys_BK
+
 
 class WordKeyer(Keyer):
     """Mode `word`: keys are the current, possibly unfinished word and the words before it.
@@ -101,7 +112,7 @@ class WordKeyer(Keyer):
     lead_V3: Tensor
     tail_V: Tensor
     byte_values: Tensor
-    initial_S: Tensor
+    begin_S: Tensor
 
     def __init__(self, tokens: Sequence[bytes | None], constants: HashConstants, depth: int):
         super().__init__([data or None for data in tokens], constants, depth)  # a token without bytes is no token
@@ -118,12 +129,12 @@ class WordKeyer(Keyer):
         self.register_buffer("lead_V3", torch.tensor(lead), persistent=False)
         self.register_buffer("tail_V", torch.tensor(tail), persistent=False)
         self.register_buffer("byte_values", signed_tensor(BYTE_VALUES), persistent=False)
-        begun = [self.begin] * depth + [SPACE, PENDING_NONE]
-        self.register_buffer("initial_S", torch.tensor(begun), persistent=False)
+        begin = [self.begin] * depth + [SPACE, PENDING_NONE]
+        self.register_buffer("begin_S", torch.tensor(begin), persistent=False)
 
     def initial(self, batch: int) -> Tensor:
         """Begin words, as after white space, nothing pending."""
-        return self.initial_S.expand(batch, -1)
+        return self.begin_S.expand(batch, -1)
 
     def forward(self, ids_BT: Tensor, valid_BT: Tensor, starts_BT: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
         """See `Keyer.forward`."""
@@ -145,6 +156,41 @@ class WordKeyer(Keyer):
         shifted_BTK = torch.cat([torch.full_like(words_BTK[..., :1], self.empty), words_BTK[..., : K - 1]], dim=-1)
         keys_BTK = torch.where((last_BT == SPACE)[..., None], shifted_BTK, words_BTK)
         return keys_BTK, torch.cat([words_BTK, last_BT[..., None], pending_BT[..., None]], dim=-1)
+
+    def step(self, ids_B: Tensor, valid_B: Tensor, starts_B: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Keyer.step`."""
+        K = self.depth
+        real_B = valid_B & ~self.special_V[ids_B]
+        words_BK = torch.where(starts_B[:, None], self.begin, state_BS[:, :K])
+        last_B = torch.where(starts_B, SPACE, state_BS[:, K])
+        pending_B = torch.where(starts_B, PENDING_NONE, state_BS[:, K + 1])
+        if self.has_fragments:
+            length_B, payload_B, all_lead_B = self.lead_V3[ids_B].unbind(-1)
+            code_B = _completed(pending_B, length_B, payload_B)
+            words_BK, last_B = self._append(self._character(code_B), real_B, words_BK, last_B)
+            open_B = torch.where(all_lead_B == 1, _grown(pending_B, length_B, payload_B), self.tail_V[ids_B])
+            pending_B = torch.where(real_B, open_B, pending_B)
+        words_BK, last_B = self._append(self.tokens.columns_VC[ids_B], real_B, words_BK, last_B)
+        shifted_BK = torch.cat([torch.full_like(words_BK[:, :1], self.empty), words_BK[:, : K - 1]], dim=1)
+        keys_BK = torch.where((last_B == SPACE)[:, None], shifted_BK, words_BK)
+        return keys_BK, torch.cat([words_BK, last_B[:, None], pending_B[:, None]], dim=1)
+
+    def _append(self, columns_BC: Tensor, real_B: Tensor, words_BK: Tensor, last_B: Tensor) -> tuple[Tensor, Tensor]:
+        """The words after one more piece: its head goes on with the last word or is a new one, then its own words."""
+        head_B, factor_B, _, first_B, piece_last_B, count_B = columns_BC[:, :6].unbind(1)
+        present_B = real_B & (first_B != NONE)
+        has_head_B = present_B & (first_B == LETTER)
+        continued_BK = torch.cat([(words_BK[:, 0] * factor_B + head_B)[:, None], words_BK[:, 1:]], dim=1)
+        pushed_BK = torch.cat([head_B[:, None], words_BK[:, :-1]], dim=1)
+        headed_BK = torch.where((last_B == LETTER)[:, None], continued_BK, pushed_BK)
+        headed_BK = torch.where(has_head_B[:, None], headed_BK, words_BK)
+        age_BK = torch.arange(self.depth, device=head_B.device) - count_B[:, None]
+        older_BK = torch.gather(headed_BK, 1, age_BK.clamp(min=0))
+        grown_BK = torch.where(age_BK < 0, columns_BC[:, 6:], older_BK)
+        return (
+            torch.where(present_B[:, None], grown_BK, words_BK),
+            torch.where(present_B, piece_last_B, last_B),
+        )
 
     def _scan(self, columns_BNC: Tensor, real_BN: Tensor, starts_BN: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
         """The last K words (newest first) and the class of the last character after every element."""
@@ -214,20 +260,10 @@ class WordKeyer(Keyer):
         open_BN = torch.where(passes_BN, PENDING_NONE, own_BN)
         for _ in range(3):  # a character has at most four bytes, so at most three tokens go on with it
             was_BN = torch.where(before_BN >= 0, take(open_BN, before_BN), PENDING_NONE)
-            have_BN, need_BN = (was_BN >> 4 & 15) + length_BN, was_BN & 15
-            value_BN = (was_BN >> 8) << (6 * length_BN) | payload_BN
-            grown_BN = torch.where(have_BN < need_BN, value_BN << 8 | have_BN << 4 | need_BN, PENDING_NONE)
-            open_BN = torch.where(passes_BN, grown_BN, own_BN)
+            open_BN = torch.where(passes_BN, _grown(was_BN, length_BN, payload_BN), own_BN)
         was_BN = torch.where(before_BN >= 0, take(open_BN, before_BN), PENDING_NONE)
-        need_BN = was_BN & 15
-        missing_BN = need_BN - (was_BN >> 4 & 15)
-        done_BN = (was_BN != PENDING_NONE) & (length_BN >= missing_BN) & valid_BN
-        # Continuation bytes beyond the character's own are strays.
-        code_BN = (was_BN >> 8) << (6 * missing_BN) | payload_BN >> (6 * (length_BN - missing_BN).clamp(min=0))
-        least_BN = torch.where(need_BN == 4, 0x10000, torch.where(need_BN == 3, 0x800, 0x80))
-        surrogate_BN = (code_BN >= 0xD800) & (code_BN < 0xE000)
-        done_BN &= (code_BN >= least_BN) & (code_BN <= 0x10FFFF) & ~surrogate_BN
-        cut_BNC = self._character(torch.where(done_BN, code_BN, -1))
+        code_BN = torch.where(valid_BN, _completed(was_BN, length_BN, payload_BN), -1)
+        cut_BNC = self._character(code_BN)
         newest_BN = last_index(valid_BN)
         open_here_BN = torch.where(newest_BN >= last_index(starts_BN), take(open_BN, newest_BN), PENDING_NONE)
         return cut_BNC[:, 1:], open_here_BN[:, 1:]
@@ -258,6 +294,25 @@ class WordKeyer(Keyer):
 
 
 _NOTHING = Piece(0, 0, NONE, NONE, ())
+
+
+def _grown(was: Tensor, length: Tensor, payload: Tensor) -> Tensor:
+    """What stays begun of a pending character after `length` more continuation bytes; nothing once it is whole."""
+    have, need = (was >> 4 & 15) + length, was & 15
+    value = (was >> 8) << (6 * length) | payload
+    return torch.where(have < need, value << 8 | have << 4 | need, PENDING_NONE)
+
+
+def _completed(was: Tensor, length: Tensor, payload: Tensor) -> Tensor:
+    """The character that these continuation bytes complete, -1 for none."""
+    need = was & 15
+    missing = need - (was >> 4 & 15)
+    done = (was != PENDING_NONE) & (length >= missing)
+    # Continuation bytes beyond the character's own are strays.
+    code = (was >> 8) << (6 * missing) | payload >> (6 * (length - missing).clamp(min=0))
+    least = torch.where(need == 4, 0x10000, torch.where(need == 3, 0x800, 0x80))
+    surrogate = (code >= 0xD800) & (code < 0xE000)
+    return torch.where(done & (code >= least) & (code <= 0x10FFFF) & ~surrogate, code, -1)
 
 
 class Addressing(torch.nn.Module):
@@ -299,5 +354,8 @@ class Addressing(torch.nn.Module):
         valid_BT = torch.ones_like(ids_BT, dtype=torch.bool) if valid_BT is None else valid_BT
         starts_BT = torch.zeros_like(valid_BT) if starts_BT is None else starts_BT
         state_BS = self.initial(ids_BT.shape[0]) if state_BS is None else state_BS
+        if ids_BT.shape[1] == 1:  # decoding: a handful of operations instead of the scans over positions
+            keys_BK, state_BS = self.keyer.step(ids_BT[:, 0], valid_BT[:, 0], starts_BT[:, 0], state_BS)
+            return self.hash(keys_BK[:, None]), state_BS[:, None]
         keys_BTK, states_BTS = self.keyer(ids_BT, valid_BT, starts_BT, state_BS)
         return self.hash(keys_BTK), states_BTS

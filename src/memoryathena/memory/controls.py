@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memoryathena.config import SOURCES, AthenaConfig, MemoryConfig
-from memoryathena.memory.policies import Decision, Policy, indicator
+from memoryathena.memory.policies import Decision, Policy, one_hot
 from memoryathena.memory.reader import normalise_rms
 from memoryathena.memory.site import Reading, Site, SiteOutput
 
@@ -45,6 +45,9 @@ class FFNSite(nn.Module):
         nn.init.zeros_(self.down.weight)
         nn.init.zeros_(self.down.bias)
 
+    def prepare(self) -> None:
+        """Nothing depends on the weights alone."""
+
     def forward(
         self, lanes: list[Tensor], clean_BTd: Tensor | None, reading: Reading, policies: list[Policy]
     ) -> SiteOutput:
@@ -55,7 +58,7 @@ class FFNSite(nn.Module):
     def _decide(self, h_BTd: Tensor) -> Decision:
         residual = self.down(F.silu(self.up(normalise_rms(h_BTd, self.norm))))
         source = torch.zeros(h_BTd.shape[:-1], dtype=torch.int64, device=h_BTd.device)
-        weights_3 = indicator(source, len(SOURCES), residual.dtype)
+        weights_3 = one_hot(source, len(SOURCES), residual.dtype)
         return Decision(residual, source, torch.zeros_like(residual[..., 0]), weights_3)
 
 

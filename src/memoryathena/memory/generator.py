@@ -5,11 +5,26 @@ S sources, Q queries, h heads, c channels of a head.
 """
 
 import math
+from collections.abc import Iterable
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from memoryathena.memory.fold import Fold
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+    """q [..., Q, h, c], k and v [..., K, h, c], visible [..., K] -> [..., Q, h, c].
+
+    Sums over products, not matrix products: a matrix of four queries and three keys per position and head fills no
+    processor, and going backward through thousands of them took most of a training step.
+    """
+    scores = (q[..., :, None, :, :] * k[..., None, :, :, :]).sum(-1) / math.sqrt(q.shape[-1])
+    if visible is not None:
+        scores = scores.masked_fill(~visible[..., None, :, None], -math.inf)
+    return (scores.softmax(-2)[..., None] * v[..., None, :, :, :]).sum(-3)
 
 
 class Attention(nn.Module):
@@ -37,18 +52,14 @@ class Attention(nn.Module):
         return self.attend(x, self.key_value(y))
 
     def attend(self, x: Tensor, key_value: Tensor, visible: Tensor | None = None) -> Tensor:
-        """x [..., Q, w] attends to projected keys and values [..., K, 2w]; visible [..., K] hides some.
+        """x [..., Q, w] attends to projected keys and values [..., K, 2w]; visible [..., K] hides some."""
+        return self.mix(self.query(x), key_value, visible)
 
-        Sums over products, not matrix products: a matrix of four queries and three keys per position and head fills no
-        processor, and going backward through thousands of them took most of a training step on every machine.
-        """
-        q_Qhc = self.query(x).unflatten(-1, (self.heads, -1))
-        k_Khc, v_Khc = (part.unflatten(-1, (self.heads, -1)) for part in key_value.chunk(2, dim=-1))
-        scores_QKh = (q_Qhc.unsqueeze(-3) * k_Khc.unsqueeze(-4)).sum(-1) / math.sqrt(q_Qhc.shape[-1])
-        if visible is not None:
-            scores_QKh = scores_QKh.masked_fill(~visible[..., None, :, None], -math.inf)
-        mixed_Qhc = (scores_QKh.softmax(-2).unsqueeze(-1) * v_Khc.unsqueeze(-4)).sum(-3)
-        return self.out(mixed_Qhc.flatten(-2))
+    def mix(self, query: Tensor, key_value: Tensor, visible: Tensor | None = None) -> Tensor:
+        """`attend` of a projected query."""
+        q = query.unflatten(-1, (self.heads, -1))
+        k, v = (part.unflatten(-1, (self.heads, -1)) for part in key_value.chunk(2, dim=-1))
+        return self.out(attention(q, k, v, visible).flatten(-2))
 
 
 class Layer(nn.Module):
@@ -71,10 +82,23 @@ class Layer(nn.Module):
             bound = 1 / math.sqrt(layer.in_features)
             nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
 
-    def forward(self, latents: Tensor, cue_key_value: Tensor, visible: Tensor) -> Tensor:
-        """latents [..., L, w], projected cues [..., K, 2w], visible [..., K]."""
-        latents = self.norms[0](latents + self.cross.attend(latents, cue_key_value, visible))
-        latents = self.norms[1](latents + self.self_(latents, latents))
+    def forward(
+        self,
+        latents: Tensor,
+        query: Tensor,
+        cue_key_value: Tensor,
+        visible: Tensor,
+        joint: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """latents [..., L, w] and their projected query, projected cues [..., K, 2w], visible [..., K]; joint: weight
+        [3w, w] and bias of the self attention's three projections as one, or None for each by itself."""
+        latents = self.norms[0](latents + self.cross.mix(query, cue_key_value, visible))
+        if joint is None:
+            mixed = self.self_(latents, latents)
+        else:
+            asked, key_value = F.linear(latents, *joint).split((latents.shape[-1], 2 * latents.shape[-1]), dim=-1)
+            mixed = self.self_.mix(asked, key_value)
+        latents = self.norms[1](latents + mixed)
         return self.norms[2](latents + self.down(F.gelu(self.up(latents))))
 
 
@@ -88,6 +112,7 @@ class Generator(nn.Module):
         self.queries = nn.Parameter(torch.empty(latents, inner))
         self.sources = nn.Parameter(torch.empty(2, inner))
         self.layers = nn.ModuleList(Layer(inner, heads) for _ in range(depth))
+        self._fold = Fold()
 
     def reset(self, generator: torch.Generator | None) -> None:
         """Initial weights of the method."""
@@ -107,16 +132,51 @@ class Generator(nn.Module):
         projection = self.cue_memory if source == 0 else self.cue_context
         return projection(x) + self.sources[source]
 
-    def forward(self, sources: tuple[int, ...], cues_SBPw: Tensor, window_BTK: Tensor) -> Tensor:
-        """Latents_SBTLw from cues at the positions window_BTK (-1: not there)."""
+    def forward(
+        self, sources: tuple[int, ...], cues_SBPw: Tensor, window_BTK: Tensor, fold: tuple[Tensor, ...] | None
+    ) -> Tensor:
+        """Latents_SBTLw from cues at the positions window_BTK (-1: not there). fold: what `fold` gives, or None."""
         visible_BTK = window_BTK >= 0
-        rows_B11 = torch.arange(cues_SBPw.shape[1], device=cues_SBPw.device)[:, None, None]
-        index_BTK = window_BTK.clamp(min=0)
-        start_SLw = torch.stack([self.queries + self.sources[source] for source in sources])
-        S, (B, T, _) = cues_SBPw.shape[0], window_BTK.shape
+        S, _, P, _ = cues_SBPw.shape
+        B, T, K = window_BTK.shape
+        start_SLw = self.queries + torch.stack([self.sources[source] for source in sources])[:, None]
         latents = start_SLw[:, None, None].expand(S, B, T, -1, -1)
-        for layer in self._stack():
+        if one := T == 1 and P == K:  # decoding: the window is all there is, oldest first
+            visible_BTK = visible_BTK.flip(-1)
+        rows_B11 = torch.arange(B, device=cues_SBPw.device)[:, None, None]
+        index_BTK = window_BTK.clamp(min=0)
+        projected = self._key_values(cues_SBPw, fold)
+        for number, (layer, key_value_SBPx) in enumerate(zip(self._stack(), projected, strict=True)):
             # A cue is projected once, then read by every window it lies in.
-            key_value_SBPx = layer.cross.key_value(cues_SBPw)
-            latents = layer(latents, key_value_SBPx[:, rows_B11, index_BTK], visible_BTK)
+            seen = key_value_SBPx[:, :, None] if one else key_value_SBPx[:, rows_B11, index_BTK]
+            joint = (fold[3 + 2 * number], fold[4 + 2 * number]) if fold is not None else None
+            if number == 0 and fold is not None:  # every position begins with the same latents
+                asked_SLw = fold[0] if S == 2 else fold[0][sources[0] : sources[0] + 1]
+                query = asked_SLw[:, None, None].expand_as(latents)
+            else:
+                query = layer.cross.query(latents)
+            latents = layer(latents, query, seen, visible_BTK, joint)
         return latents
+
+    def _key_values(self, cues_SBPw: Tensor, fold: tuple[Tensor, ...] | None) -> Iterable[Tensor]:
+        """What each layer reads of the cues; folded, all layers' in one product."""
+        if fold is None:
+            return (layer.cross.key_value(cues_SBPw) for layer in self._stack())
+        return F.linear(cues_SBPw, fold[1], fold[2]).chunk(len(self.layers), dim=-1)
+
+    def fold(self) -> tuple[Tensor, ...] | None:
+        """The first layer's queries of both sources, [2, L, w]; weight and bias of all layers' keys and values of the
+        cues; weight and bias of every layer's joint self attention. None while gradients flow."""
+        first = self._stack()[0].cross.query
+        weights = [self.queries, self.sources, first.weight, first.bias]
+        for layer in self._stack():
+            parts = (layer.cross.key_value, layer.self_.query, layer.self_.key_value)
+            weights += [p for part in parts for p in (part.weight, part.bias)]
+        return self._fold(weights, self._folded)
+
+    def _folded(self) -> list[Tensor]:
+        readers = [layer.cross.key_value for layer in self._stack()]
+        made = [self._stack()[0].cross.query(self.queries + self.sources[:, None])]
+        for parts in (readers, *((layer.self_.query, layer.self_.key_value) for layer in self._stack())):
+            made += [torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])]
+        return made

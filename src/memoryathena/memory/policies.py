@@ -162,7 +162,12 @@ class Random:
         """See the class."""
         salt = signed((self.seed * 1_000_003 + c.site + 1) * 0x9E3779B97F4A7C15)
         draw_BT = shift_right(mix(mix(c.position_BT + salt) + c.address_BT), 33) % 3
-        return _mixture(c, indicator(draw_BT, 3, next(iter(c.values.values())).dtype))
+        return _mixture(c, one_hot(draw_BT, 3, next(iter(c.values.values())).dtype))
+
+
+def one_hot(index: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """As torch's, which asks the device whether the indices are in range."""
+    return (index[..., None] == torch.arange(classes, device=index.device)).to(dtype)
 
 
 def masked_softmax(logits: Tensor, usable: Tensor) -> Tensor:
@@ -171,19 +176,12 @@ def masked_softmax(logits: Tensor, usable: Tensor) -> Tensor:
     return torch.where(usable.any(-1, keepdim=True), weights, 0.0)
 
 
-def indicator(index: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """1 at the index, 0 elsewhere. Unlike `F.one_hot` it looks at no value, so it never waits for a device."""
-    return (index[..., None] == torch.arange(size, device=index.device)).to(dtype)
-
-
 def _mask(sources: tuple[int, ...], active_3: Tensor) -> Tensor:
-    index_3 = torch.arange(3, device=active_3.device)
-    chosen_3 = torch.stack([index_3 == source for source in sources]).any(0)
-    return active_3 & chosen_3
+    return torch.stack([active_3[..., s] & (s in sources) for s in range(3)], dim=-1)
 
 
 def _one_hot(weights: Tensor) -> Tensor:
-    return indicator(weights.argmax(-1), weights.shape[-1], weights.dtype) * weights.sum(-1, keepdim=True).sign()
+    return one_hot(weights.argmax(-1), weights.shape[-1], weights.dtype) * weights.sum(-1, keepdim=True).sign()
 
 
 def _mixture(c: Candidates, weights_3: Tensor) -> Decision:
@@ -193,7 +191,7 @@ def _mixture(c: Candidates, weights_3: Tensor) -> Decision:
 
 
 def _account(value: Tensor, index: Tensor) -> Decision:
-    weights_3 = indicator(index, 3, value.dtype)
+    weights_3 = one_hot(index, 3, value.dtype)
     return Decision(value, index, 1 - weights_3[..., 0], weights_3)
 
 

@@ -12,7 +12,6 @@ Shapes: B batch, T positions, d backbone width, m memory width, w generator widt
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -82,31 +81,59 @@ class Site(nn.Module):
             if head is not None:
                 head.reset(generator)
 
+    def prepare(self) -> None:
+        """Work out what only depends on the weights, before a graph is made of `forward`."""
+        for part in (self.direct, self.generated, self.generator):
+            part.fold()
+
     def forward(
         self, lanes: Sequence[Tensor], clean_BTd: Tensor | None, reading: Reading, policies: Sequence[Policy]
     ) -> SiteOutput:
         """lanes: the live h_BTd of each policy. clean_BTd is needed when a policy needs GH."""
-        wanted = frozenset[str]().union(*(policy.needs for policy in policies))
+        wanted = {source for policy in policies for source in policy.needs}
         latents, cues = self._generate(wanted, clean_BTd, reading)
+        fold = self.generated.fold() if wanted & set(GENERATED) else None
+        clean = clean_BTd if "GH" in wanted else None
+        asked: list[tuple[Tensor, Tensor]] = []  # each state and its norm; at the first site all are one
+        for h in [*lanes, *([clean] if clean is not None else [])]:
+            asked.append(next((pair for pair in asked if pair[0] is h), (h, normalise_rms(h, self.norm))))
+        together = clean is not None and len(lanes) == 1 and "GE" in wanted
         shared: dict[str, tuple[Tensor, Tensor]] = {}
-        if clean_BTd is not None and "GH" in wanted:
-            normed_BTd = normalise_rms(clean_BTd, self.norm)
-            shared["GH"] = self.generated(1, clean_BTd, normed_BTd, latents["GH"])
+        if clean is not None and not together:
+            shared = self._generated(("GH",), asked[-1:], latents, fold)
 
         decisions, gates = [], []
-        for h_BTd, policy in zip(lanes, policies, strict=True):
-            normed_BTd = normalise_rms(h_BTd, self.norm)
+        for lane, policy in zip(asked, policies, strict=False):
+            normed_BTd = lane[1]
             read = {source: pair for source, pair in shared.items() if source in policy.needs}
             if "E" in policy.needs:
-                read["E"] = self.direct(normed_BTd, reading.m_BTm)
-            if "GE" in policy.needs:
-                read["GE"] = self.generated(0, h_BTd, normed_BTd, latents["GE"])
+                read["E"] = self.direct(normed_BTd, reading.m_BTm, self.direct.fold())
+            if together:
+                read |= self._generated(GENERATED, [lane, asked[-1]], latents, fold)
+            elif "GE" in policy.needs:
+                read |= self._generated(("GE",), [lane], latents, fold)
             decisions.append(policy(self._candidates(read, normed_BTd, reading)))
             gates.append({source: gate for source, (_, gate) in read.items()})
         return SiteOutput(decisions, gates, cues)
 
+    def _generated(
+        self,
+        names: Sequence[str],
+        asking: Sequence[tuple[Tensor, Tensor]],
+        latents: Mapping[str, Tensor],
+        fold: tuple[Tensor, ...] | None,
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Values and gates of generated sources in one pass of the reader, each asked by a state and its norm."""
+        if all(pair[0] is asking[0][0] for pair in asking):
+            asking = asking[:1]
+        h_S, normed_S = (torch.stack(part) for part in zip(*asking, strict=True))
+        latents_S = torch.stack([latents[name] for name in names])
+        sources = [GENERATED.index(name) for name in names]
+        value_S, gate_S = self.generated(sources, h_S, normed_S, latents_S, fold)
+        return {name: (value, gate) for name, value, gate in zip(names, value_S, gate_S, strict=True)}
+
     def _generate(
-        self, wanted: frozenset[str], clean_BTd: Tensor | None, reading: Reading
+        self, wanted: set[str], clean_BTd: Tensor | None, reading: Reading
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Latents and cues of the generated sources in use, in one pass of the generator."""
         inputs = {"GE": reading.m_BTm, "GH": clean_BTd}
@@ -120,7 +147,8 @@ class Site(nn.Module):
                 raise RuntimeError(f"site {self.index}: {name} needs the clean states, which were not given")
             cues[name] = torch.cat([reading.carried[name], self.generator.cue(GENERATED.index(name), x)], dim=1)
         sources = tuple(GENERATED.index(name) for name in names)
-        latents_S = self.generator(sources, torch.stack([cues[name] for name in names]), reading.window_BTK)
+        cues_SBPw = torch.stack([cues[name] for name in names])
+        latents_S = self.generator(sources, cues_SBPw, reading.window_BTK, self.generator.fold())
         return dict(zip(names, latents_S, strict=True)), cues
 
     def _candidates(
@@ -135,12 +163,16 @@ class Site(nn.Module):
             values = {name: torch.where(finite[name][..., None], value, 0.0) for name, (value, _) in read.items()}
             active_3 = torch.stack([finite[name] for name in ("E", "GE", "GH")], dim=-1)
 
-        @functools.cache
+        made: list[Tensor] = []  # two heads may ask (a cache of functools would be no part of a graph)
+
         def features() -> Tensor:
+            if made:
+                return made[0]
             gates_3 = torch.stack([read[name][1] for name in ("E", "GE", "GH")], dim=-1)
             gates_3 = torch.where(active_3, gates_3, 0.0)
             scalars = small_features(gates_3, (values["E"], values["GE"], values["GH"]), active_3)
-            return torch.cat([scalars, torch.tanh(self.semantic(normed_BTd.detach()))], dim=-1)
+            made.append(torch.cat([scalars, torch.tanh(self.semantic(normed_BTd.detach()))], dim=-1))
+            return made[0]
 
         def advantage() -> tuple[Tensor, Tensor]:
             raw = self.advantage(torch.cat([features().detach(), normed_BTd.detach()], dim=-1))

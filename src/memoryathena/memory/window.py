@@ -36,3 +36,17 @@ def lookback(valid_BT: Tensor, starts_BT: Tensor, size: int) -> Tensor:
         earlier_BT = torch.gather(before_BT, 1, steps[-1].clamp(min=0))
         steps.append(torch.where(steps[-1] >= 0, earlier_BT, -1))
     return torch.stack(steps, dim=-1)
+
+
+def lookback_one(seen_BP: Tensor, starts_B1: Tensor) -> Tensor:
+    """`lookback` of one new position behind P carried ones, of which the newest may be there: window_B1K."""
+    P = seen_BP.shape[1]
+    index_P = torch.arange(P, device=seen_BP.device)
+    carried_BP = torch.where(seen_BP & ~starts_B1, index_P, -1).flip(1)
+    return torch.cat([torch.full_like(starts_B1, P, dtype=torch.int64), carried_BP], dim=1)[:, None]
+
+
+def slide(x_BPx: Tensor, valid_B: Tensor) -> Tensor:
+    """Carried positions and a new one, oldest first -> the carried ones from now on: padding is not taken in."""
+    kept_B = valid_B.view(-1, *[1] * (x_BPx.ndim - 1))
+    return torch.where(kept_B, x_BPx[:, 1:], x_BPx[:, :-1])
