@@ -21,8 +21,8 @@ from memoryathena.training.replay import Replay
 from memoryathena.training.stages import Stage
 from memoryathena.training.state import TABLE
 
-MATRICES = ("direct", "generator", "generated", "semantic")
-"""Parts of a site whose linear maps Muon may turn, being maps between wide spaces; heads and gates are not."""
+MATRICES = ("generator", "generated", "semantic")
+"""Parts of a site whose linear maps Muon may turn. E's readers do better by AdamW (docs/log.md); heads are narrow."""
 AUXILIARY = ("ordinary", "subset")
 
 
