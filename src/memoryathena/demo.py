@@ -49,7 +49,10 @@ SETTINGS: dict[str, Any] = {
         "per_device_eval_batch_size": 2,
         "save_steps": 20,
         # So little text is few steps: small ones, and fast ones for what has learned nothing yet.
-        "pathways": {"per_device_train_batch_size": 1, "learning_rate": 3e-3, "direct_learning_rate": 5e-4},
+        "pathways": {
+            **{"per_device_train_batch_size": 1, "optim": "muon", "warmup_steps": 2},
+            **{"learning_rate": 1e-3, "direct_learning_rate": 5e-4},
+        },
         "router": {"per_device_train_batch_size": 1, "learning_rate": 5e-3, "distillation": 0.2},
     },
 }
