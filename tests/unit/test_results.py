@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def record(**perplexity: float) -> dict[str, Any]:
     return {
+        **{"backbone": "model", "corpus": "text", "recipe": "best", "seed": 0},
         "perplexity": {"valid": perplexity},
         "budget": {"memory": 1000},
         "tokens_per_s": {"memory": 512.0},

@@ -1,5 +1,6 @@
 """Training, study, bench and sizes records as tables and as data of pictures."""
 
+import itertools
 import json
 import re
 import statistics
@@ -9,9 +10,8 @@ from typing import Any
 from memoryathena.report.markup import finite
 from memoryathena.report.pictures import Bar, Bars, Lines, Series, short
 from memoryathena.report.published import plain_name
-from memoryathena.report.results import OTHER, spread
 from memoryathena.report.runs import uses_of
-from memoryathena.report.tables import Table, cell, table
+from memoryathena.report.tables import OTHER, Table, cell, spread, table
 
 Record = Mapping[str, Any]
 Group = tuple[str, list[Record]]
@@ -208,23 +208,30 @@ def named_sizes(groups: Sequence[Group], sizes: Sequence[Record]) -> dict[str, R
 # -- bench --------------------------------------------------------------------------------------------------------
 
 
+DETAILS = frozenset(
+    {
+        *("prefill_ms", "ratio_to_E", "step_ratio_to_E", "prefill_ratio_to_off"),
+        *("step_floor_ms", "prefill_floor_ms"),
+    }
+)
+"""Fields of a timing that a table leaves to the record."""
+
+
 def bench_tables(records: Sequence[Record]) -> list[Table]:
-    """Every bench record as it is: its rows' plain fields are the columns."""
+    """Every bench record: the plain fields of its rows are the columns, but those that only its file needs."""
     out = []
     for number, record in enumerate(records, 1):
-        columns = list(dict.fromkeys(key for row in record["rows"] for key, v in row.items() if _simple(v)))
+        nested = {key for row in record["rows"] for key, value in row.items() if isinstance(value, dict | list)}
+        columns = [key for key in dict.fromkeys(itertools.chain(*record["rows"])) if key not in {*nested, *DETAILS}]
         machine = (
             record["hardware"].get("gpu") or f"{record['hardware'].get('cpu')}, {record['hardware'].get('cores')} cores"
         )
         rows = [[_bench_cell(row.get(column)) for column in columns] for row in record["rows"]]
         shape = f"{record['rows_per_step']} x {record['length']} tokens, " if "rows_per_step" in record else ""
-        title = f"Bench: {plain_name(str(record.get('backbone', '')))}, {shape}{record['dtype']}, {machine}"
+        named = f"{plain_name(str(record['backbone']))}, " if "backbone" in record else ""
+        title = f"Bench: {named}{shape}{record['dtype']}, {machine}"
         out.append(table(f"bench-{number}", title, [name.replace("_", " ") for name in columns], rows))
     return out
-
-
-def _simple(value: Any) -> bool:
-    return not isinstance(value, dict | list)
 
 
 def _bench_cell(value: Any) -> str:

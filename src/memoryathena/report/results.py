@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from memoryathena.errors import AthenaError
+from memoryathena.report.inputs import read_inputs
+from memoryathena.report.sections import make_report
+from memoryathena.report.tables import OTHER, as_markdown, spread
 
 Record = Mapping[str, Any]
 
 ORDER = ("off", "E", "GE", "GH", "hard", "soft", "router", "mean-of-endpoints", "lora")
 """Columns: pathways, then what they are compared with."""
-OTHER = "other domain"
+
+
+BESIDE = ("scores", "studies", "bench")
+"""Sections of the report whose tables follow the training runs."""
 
 
 def results_markdown(folder: Path) -> str:
-    """All training records of a folder, runs that differ in their seed alone in one table."""
+    """All training records of a folder, runs that differ in their seed alone in one table; then the report's tables of
+    evaluations, studies and timings."""
     files = sorted((folder / "training").glob("*--*.json"))
     if not files:
         raise AthenaError(f"{folder} has no records of training: `athena train --results {folder}/training` makes them")
@@ -32,7 +39,9 @@ def results_markdown(folder: Path) -> str:
     parts += ["Perplexity per token on held-out text; ± is one standard deviation over seeds.", ""]
     for name, members in runs.items():
         parts += [*_section(name, members), ""]
-    return "\n".join(parts).rstrip() + "\n"
+    report = make_report(read_inputs([folder]))
+    tables = [one for section in report.sections if section.name in BESIDE for one in section.tables]
+    return "\n".join([*parts, as_markdown(tables)] if tables else parts).rstrip() + "\n"
 
 
 def _section(name: str, members: Sequence[tuple[str, Record]]) -> Iterator[str]:
@@ -76,14 +85,6 @@ def _facts(records: Sequence[Record]) -> Iterator[str]:
     machine = hardware.get("gpu") or f"{hardware.get('cpu')}, {hardware.get('cores')} cores"
     commits = ", ".join(sorted({str(record["commit"])[:12] for record in records}))
     yield f"{machine}; torch {first['versions']['torch']}; commit {commits}"
-
-
-def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Mean, and the standard deviation where there are several."""
-    if not values:
-        return ""
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
 def _row(head: str, cells: Sequence[str]) -> str:

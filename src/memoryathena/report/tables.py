@@ -4,11 +4,13 @@ import csv
 import dataclasses
 import io
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 
 from memoryathena.report.markup import escaped
 
 NUMBER = re.compile(r"[+-]?[\d,]*\.?\d+%?")
+OTHER = "other domain"
 MARKS = ("reproduced", "scaled down", "not run")
 _LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -48,6 +50,14 @@ def cell(value: float | None, digits: int = 2, sign: bool = False) -> str:
         return ""
     shown = f"{value:{'+' if sign else ''},.{digits}f}"
     return shown.replace("-", "") if float(shown.replace(",", "")) == 0 and not sign else shown
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Mean, and the standard deviation where there are several."""
+    if not values:
+        return ""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
 def as_html(one: Table) -> str:

@@ -33,7 +33,7 @@ class StageConfig(Config):
     direct_learning_rate: PositiveFloat | None = None
     """Stage pathways: of E's readers, which have learned already; none means learning_rate."""
     optim: Literal["adamw", "muon"] = "adamw"
-    """Of the readers: AdamW; or Muon (`training/optim.py`) for the matrices of generator and generated readers and AdamW
+    """Of the readers: AdamW; or Muon (`training/optim.py`) for the matrices of generator and generated readers, AdamW
     for the rest. Under AdamW at a high rate the generator's latents become one constant (docs/log.md)."""
     table_optim: Literal["rows", "adamw"] = "rows"
     """Row by row, with state for the rows that were read (`training/optim.py`); or AdamW over the whole table, as
