@@ -117,5 +117,5 @@ def test_from_scratch_the_table_learns_with_its_readers() -> None:
     both = TrainingConfig(max_length=24, pathways={"max_steps": 4, "learn_table": True})
     train_stage(model, "pathways", both, rows(), held_out())
     moved = (model.memory.table.weight != before).any(1)
-    assert not make_stage("pathways", both.pathways).plain(0.0)  # its table's gradient is of other rows each step
+    assert not make_stage("pathways", both.pathways).phase(0.0)  # its table's gradient is of other rows each step
     assert 0 < moved.float().mean() < 1

@@ -22,6 +22,7 @@ from memoryathena.training.data import Rows, TokenArray
 from memoryathena.training.distributed import World
 from memoryathena.training.learner import Learner
 from memoryathena.training.loop import train_stage
+from memoryathena.training.loss import mean_loss
 from memoryathena.training.optim import Muon, RowAdam
 from memoryathena.training.passes import run
 from memoryathena.training.policies import StraightThrough
@@ -243,17 +244,36 @@ def test_muon_is_torchs_own() -> None:
         assert (a - b).abs().max() / (b - x).abs().max() < tolerance(torch.bfloat16, 1.0)
 
 
-@pytest.mark.parametrize("paths", [("E", "GE", "GH", "router"), ("soft", "subset-hard", "E+GH")])
-def test_a_pass_of_training_asks_no_value_of_a_device(paths: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("pathways", {"paths": ("E", "GE", "GH", "router")}),
+        ("pathways", {"paths": ("soft", "subset-hard", "E+GH")}),
+        ("router", {"distillation": 1.0}),
+        ("router", {"distillation": 0.0}),
+    ],
+)
+def test_a_pass_of_training_asks_no_value_of_a_device(name: str, options: dict[str, Any]) -> None:
     """Else it could not be captured as one graph, and would wait for the device in every step."""
     model = fresh()
     AttentionInterface.register(CAUSAL, causal)
     model.host.set_attn_implementation(CAUSAL)
-    stage = make_stage("pathways", StageConfig(paths=paths))
-    batch = rows().batch(0, 2)
-    stage.loss(model, batch, 0.0)
+    stage, batch = make_stage(name, StageConfig(**options)), rows().batch(0, 2)
+    targets = batch.valid_BT.sum()
+    mean_loss(stage.loss(model, batch, 0.0), targets)
     with NoValueLeaves():
-        stage.loss(model, batch, 0.0).backward()
+        mean_loss(stage.loss(model, batch, 0.0), targets).backward()
+
+
+@pytest.mark.parametrize("distillation", [0.0, 1.0])
+def test_a_step_by_replay_is_a_step(distillation: float) -> None:
+    """Where nothing can be captured it is the same arithmetic, bit for bit."""
+    options, batch = StageConfig(distillation=distillation), rows().batch(0, 2)
+    found = [
+        Learner.make(fresh(), make_stage("router", options), options, World(), cuda_graphs).step([batch], 0, 2, None)
+        for cuda_graphs in (False, True)
+    ]
+    assert found[0] == found[1]
 
 
 class NoValueLeaves(TorchDispatchMode):

@@ -26,8 +26,9 @@ from memoryathena.training.advantage import distillation_loss, horizon_advantage
 from memoryathena.training.compile import compiled
 from memoryathena.training.config import StageConfig
 from memoryathena.training.data import Batch
-from memoryathena.training.loss import Weighted
+from memoryathena.training.loss import mean_loss
 from memoryathena.training.policies import Probe
+from memoryathena.training.replay import WARM_UP, Replay, causal_attention
 from memoryathena.training.stages import Stage, make_stage
 
 Way = Callable[[AthenaModel, Batch], Tensor]
@@ -37,7 +38,11 @@ PARITY_TOKENS = 128
 
 
 def measure_training(
-    model: AthenaModel, batch: Batch, dtype: torch.dtype = torch.bfloat16, torch_compile: bool = False
+    model: AthenaModel,
+    batch: Batch,
+    dtype: torch.dtype = torch.bfloat16,
+    torch_compile: bool = False,
+    cuda_graphs: bool = False,
 ) -> list[dict[str, Any]]:
     """Per stage: tokens/s of both ways, their ratio, peak memory; the float32 backbone is then in `dtype`."""
     rows = []
@@ -50,13 +55,16 @@ def measure_training(
     for name, plain in ways:
         with learning(model, stages[name]) as parameters:
             theirs = _timed(functools.partial(plain, model, batch), parameters)
-            with compiled(model, torch_compile):
-                ours = _timed(functools.partial(one_pass, model, stages[name], batch), parameters)
+            with causal_attention(model, cuda_graphs), compiled(model, torch_compile):
+                replay = Replay(model, stages[name], parameters)
+                targets = batch.valid_BT.sum().to(model.input_device)
+                ours = _timed(functools.partial(replay.step, batch, targets, 0.0), parameters)
         tokens = batch.ids_BT.numel()
         rows.append(
             {
                 "stage": name,
                 "torch_compile": torch_compile,
+                "cuda_graphs": bool(replay.captured),
                 "tokens_per_step": tokens,
                 "tokens_per_s": tokens / ours["seconds"],
                 "plain_tokens_per_s": tokens / theirs["seconds"],
@@ -119,13 +127,9 @@ def _flat_gradient(parameter: nn.Parameter) -> Tensor:
 def one_pass(model: AthenaModel, stage: Stage, batch: Batch) -> Tensor:
     """Ours: the loss of one step, gone backward."""
     found = stage.loss(model, batch, 0.0)
-    loss = _mean(found) if isinstance(found, Weighted) else found / batch.valid_BT.sum()
+    loss = mean_loss(found, batch.valid_BT.sum())
     loss.backward()
     return loss.detach()
-
-
-def _mean(found: Weighted) -> Tensor:
-    return (found.total_K / found.weight_K).mean()
 
 
 def plain_pathways(model: AthenaModel, batch: Batch) -> Tensor:
@@ -171,20 +175,20 @@ def _plain_log_p(model: AthenaModel, use: str, batch: Batch) -> Tensor:
 
 
 def _timed(step: Callable[[], Tensor], parameters: list[nn.Parameter]) -> dict[str, Any]:
-    """Median over repeats after two warm-up steps."""
+    """Median over repeats after warm-up steps, in the last of which a graph may be captured."""
     cuda = parameters[0].is_cuda
     wait = torch.cuda.synchronize if cuda else contextlib.nullcontext
     seconds = []
-    for repeat in range(REPEATS + 2):
+    for repeat in range(REPEATS + WARM_UP + 1):
         for parameter in parameters:
             parameter.grad = None
-        if cuda and repeat == 2:
+        if cuda and repeat == WARM_UP + 1:
             torch.cuda.reset_peak_memory_stats()
         wait()
         start = time.perf_counter()
         step()
         wait()
-        if repeat >= 2:
+        if repeat > WARM_UP:
             seconds.append(time.perf_counter() - start)
     middle = statistics.median(seconds)
     return {

@@ -235,6 +235,7 @@ def train(
     rows: Annotated[int, typer.Option(min=2, help="Rows of a step.")] = 8,
     length: Annotated[int, typer.Option(min=2, help="Positions of a row.")] = 1024,
     torch_compile: Annotated[bool, typer.Option("--torch-compile", help="Ours with fused blocks.")] = False,
+    cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Ours as one CUDA graph.")] = False,
     dtype: Annotated[str, typer.Option(help="The backbone's precision while it is timed.")] = "bfloat16",
     out: Annotated[Path | None, typer.Option(help="A file for the record.")] = None,
     device: Device = None,
@@ -253,7 +254,8 @@ def train(
     _dtype(dtype)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(backbone, adapter, read_config(config, overrides or []), "float32", place)
-    found = measure_training(model, random_batch(model, rows, length), getattr(torch, dtype), torch_compile)
+    batch, precision = random_batch(model, rows, length), getattr(torch, dtype)
+    found = measure_training(model, batch, precision, torch_compile, cuda_graphs)
     record: dict[str, Any] = {
         "status": "done",
         "backbone": backbone or str(adapter),

@@ -60,7 +60,7 @@ class Learner:
         """One optimiser step: the loss over all its rows, as one large batch would have it, and the gradient's norm."""
         device = self.model.input_device
         targets = self.world.sum(torch.stack([batch.valid_BT.sum() for batch in batches]).sum().to(device))
-        if self.replay is not None and len(batches) == 1 and self.stage.plain(step / steps):
+        if self.replay is not None and len(batches) == 1 and self.stage.phase(step / steps) is not None:
             total = self.replay.step(batches[0], targets, step / steps)
         else:
             loss = StepLoss(self.world, int(targets))

@@ -106,7 +106,7 @@ def train_stage(
 
     with (
         learner.learning(),
-        causal_attention(model, replayed and stage.plain(1.0)),
+        causal_attention(model, replayed and stage.phase(1.0) is not None),
         compiled(model, config.torch_compile),
         recomputed(model, config.gradient_checkpointing),
         Interrupts(enabled=folder is not None) as interrupts,

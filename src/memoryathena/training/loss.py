@@ -23,6 +23,13 @@ class Weighted:
     weight_K: Tensor
 
 
+def mean_loss(loss: "Tensor | Weighted", targets: Tensor) -> Tensor:
+    """The loss of a step that has one part: what `StepLoss` gives of it."""
+    if isinstance(loss, Weighted):
+        return (loss.total_K / loss.weight_K.detach().clamp(min=1e-12)).mean()
+    return loss / targets
+
+
 class StepLoss:
     """The loss of one optimiser step over its parts and all processes; gradients as of one batch of all its rows."""
 

@@ -19,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from memoryathena.backbone.model import AthenaModel
 from memoryathena.training.data import Batch
+from memoryathena.training.loss import mean_loss
 from memoryathena.training.stages import Stage
 
 WARM_UP = 3  # ordinary steps first: kernels are compiled and workspaces taken outside the graph
@@ -46,8 +47,11 @@ class Captured:
         return self.value.double()
 
 
+Key = tuple[torch.Size, str | None]
+
+
 class Replay:
-    """The steps of a stage whose loss is a plain sum over targets: the first few as ever, then replayed.
+    """The steps of a stage, by shape and phase: the first few as ever, then replayed.
 
     All of them run aside, on the stream of the capture: what autograd keeps of an earlier step remembers its stream.
     """
@@ -55,8 +59,8 @@ class Replay:
     def __init__(self, model: AthenaModel, stage: Stage, parameters: Sequence[nn.Parameter]):
         self.model, self.stage, self.parameters = model, stage, list(parameters)
         self.stream = torch.cuda.Stream(model.input_device) if model.input_device.type == "cuda" else None
-        self.taken: dict[torch.Size, int] = {}
-        self.captured: dict[torch.Size, Captured] = {}
+        self.taken: dict[Key, int] = {}
+        self.captured: dict[Key, Captured] = {}
         self.refused = False
 
     def step(self, batch: Batch, targets: Tensor, progress: float) -> Tensor:
@@ -65,24 +69,21 @@ class Replay:
             return self._step(batch, targets.clamp(min=1), progress)
 
     def _step(self, batch: Batch, targets: Tensor, progress: float) -> Tensor:
-        shape = batch.ids_BT.shape
-        if shape not in self.captured:
-            taken = self.taken[shape] = self.taken.get(shape, 0) + 1
+        key = batch.ids_BT.shape, self.stage.phase(progress)
+        if key not in self.captured:
+            taken = self.taken[key] = self.taken.get(key, 0) + 1
             if taken == WARM_UP + 1 and not self.refused and capturable(self.model):
-                self._capture(batch, targets, progress)
-        if shape not in self.captured:
+                self._capture(key, batch, targets, progress)
+        if key not in self.captured:
             return self._learn(batch, targets, progress).double()
-        return self.captured[shape].replay(batch, targets, self.parameters)
+        return self.captured[key].replay(batch, targets, self.parameters)
 
     def _learn(self, batch: Batch, targets: Tensor, progress: float) -> Tensor:
-        loss = self.stage.loss(self.model, batch, progress)
-        if not isinstance(loss, Tensor):
-            raise RuntimeError("a plain loss is one tensor")
-        share = loss / targets
+        share = mean_loss(self.stage.loss(self.model, batch, progress), targets)
         share.backward()
         return share.detach()
 
-    def _capture(self, batch: Batch, targets: Tensor, progress: float) -> None:
+    def _capture(self, key: Key, batch: Batch, targets: Tensor, progress: float) -> None:
         device = self.model.input_device
         own = Batch(batch.ids_BT.to(device, copy=True), batch.document_BT.to(device, copy=True))
         targets = targets.to(device).clone()
@@ -102,7 +103,7 @@ class Replay:
                 parameter.grad = None
             return
         gradients = [parameter.grad for parameter in self.parameters]
-        self.captured[own.ids_BT.shape] = Captured(graph, own, targets, value, gradients)
+        self.captured[key] = Captured(graph, own, targets, value, gradients)
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:

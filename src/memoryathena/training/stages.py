@@ -36,9 +36,9 @@ class Stage(abc.ABC):
     def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor | Weighted:
         """At this share of the stage: summed over valid targets, or a mean with weights of its own."""
 
-    def plain(self, progress: float) -> bool:
-        """Whether the loss is then a sum over targets with dense gradients: the same work in every step."""
-        return True
+    def phase(self, progress: float) -> str | None:
+        """Steps of one phase are the same work on other numbers, so one may be replayed for another; None never is."""
+        return self.name
 
 
 def _named(model: AthenaModel, pick: tuple[str, ...]) -> dict[str, nn.Parameter]:
@@ -64,9 +64,9 @@ class MemoryStage(Stage):
 
     name, validated = "memory", ("E",)
 
-    def plain(self, progress: float) -> bool:
-        """No: which rows have a gradient differs from step to step."""
-        return False
+    def phase(self, progress: float) -> str | None:
+        """None: which rows have a gradient differs from step to step."""
+        return None
 
     def trained(self, model: AthenaModel) -> dict[str, nn.Parameter]:
         """Table, E readers and the norm they read through."""
@@ -111,9 +111,9 @@ class PathwaysStage(Stage):
             losses.append(subset_loss(log_p_7BT.to(logits_BT7.device), logits_BT7[:, :-1], valid_BT).to(total.device))
         return total + self.config.subset_distillation * torch.stack(losses).mean()
 
-    def plain(self, progress: float) -> bool:
-        """While the table is frozen."""
-        return not self.config.learn_table
+    def phase(self, progress: float) -> str | None:
+        """One, while the table is frozen."""
+        return None if self.config.learn_table else self.name
 
     @property
     def _paths(self) -> tuple[str, ...]:
@@ -136,13 +136,13 @@ class RouterStage(Stage):
 
     def loss(self, model: AthenaModel, batch: Batch, progress: float) -> Tensor | Weighted:
         """By the phase that this share of the stage lies in."""
-        if progress < self.config.distillation:
+        if self.phase(progress) == "distil":
             return self._distil(model, batch)
         return _summed_over({name: learnable(model, name) for name in ("router", *self._beside(model))}, model, batch)
 
-    def plain(self, progress: float) -> bool:
-        """Once the distillation is over."""
-        return progress >= self.config.distillation
+    def phase(self, progress: float) -> str | None:
+        """Distil, then follow."""
+        return "distil" if progress < self.config.distillation else "follow"
 
     def _beside(self, model: AthenaModel) -> tuple[str, ...]:
         default = ("soft",) if model.config_athena.auxiliary else ()
