@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from memoryathena import AthenaError
@@ -157,7 +158,11 @@ def test_a_table_of_another_condition_and_a_baseline(recipe: Path, tmp_path: Pat
     assert parameters_of(summary["conditions"]["whole"]["parameters"]) > 1000
 
 
-def test_cells_beside_each_other_give_what_one_by_one_gives(recipe: Path, tmp_path: Path) -> None:
+def test_cells_beside_each_other_give_what_one_by_one_gives(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Sums over another number of threads round otherwise.
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     conditions = {
         "slow": {"training": {"router": {"learning_rate": 1e-4}}},
         "fast": {},
