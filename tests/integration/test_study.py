@@ -158,6 +158,16 @@ def test_a_table_of_another_condition_and_a_baseline(recipe: Path, tmp_path: Pat
     assert parameters_of(summary["conditions"]["whole"]["parameters"]) > 1000
 
 
+def begun(file: Path, out: Path, processes: int, stderr: int) -> "subprocess.Popen[bytes]":
+    """A study as its command line, to be interrupted."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "study", str(file), "--out", str(out), "--processes", str(processes)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+    )
+
+
 def test_cells_beside_each_other_give_what_one_by_one_gives(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,12 +217,7 @@ def test_killed_twice_and_rerun_it_gives_the_same_records(recipe: Path, tmp_path
     whole = run_study(wanted, tmp_path / "whole")
     out = tmp_path / "broken"
     for pattern in ("stages/memory-*/checkpoint-*/", "stages/pathways-*/stage.json"):
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "study", str(file), "--out", str(out), "--processes", "1"],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        process = begun(file, out, processes=1, stderr=subprocess.DEVNULL)
         until = time.monotonic() + 120
         while not list(out.glob(pattern)) and process.poll() is None and time.monotonic() < until:
             time.sleep(0.005)
@@ -314,12 +319,7 @@ def test_stopped_while_cells_run_beside_each_other(recipe: Path, tmp_path: Path)
     file, out = tmp_path / "study.yaml", tmp_path / "out"
     wanted = {"name": "two", "recipe": str(tmp_path / "recipe.yaml"), "conditions": {"a": {"stages": ["memory"]}}}
     file.write_text(yaml.safe_dump({**wanted, "seeds": [0, 1]}))
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "study", str(file), "--out", str(out), "--processes", "2"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    process = begun(file, out, processes=2, stderr=subprocess.PIPE)
     until = time.monotonic() + 120
     while len(list(out.glob("stages/*/events.jsonl"))) < 2 and process.poll() is None and time.monotonic() < until:
         time.sleep(0.02)

@@ -67,9 +67,11 @@ class Decoder:
 
     def _step_for(self, batch: int, length: int) -> StepGraph:
         """The step for this shape, made where it is new or weights have moved since."""
-        injection = self.model._injection
-        weights = tuple((p.data_ptr(), p._version) for p in self.model.memory.sites.parameters())
-        if weights != self.weights:  # folded matrices are baked into a graph
+        injection, memory = self.model._injection, self.model.memory
+        # A graph reads weights at their places, and folded matrices as they were.
+        places = tuple(p.data_ptr() for p in (*self.model.backbone.parameters(), *memory.table.parameters()))
+        weights = places, tuple((p.data_ptr(), p._version) for p in memory.sites.parameters())
+        if weights != self.weights:
             self.steps.clear()
             self.weights = weights
         shape = Shape(injection.plan, batch, -(-length // LENGTH_STEP) * LENGTH_STEP)
@@ -111,15 +113,7 @@ def _is_end(written_BN: Tensor, ends: Sequence[int]) -> Tensor:
 _HARMLESS = {
     *("max_new_tokens", "max_length", "eos_token_id", "pad_token_id", "bos_token_id", "cache_implementation"),
     *("_from_model_config", "transformers_version", "disable_compile", "num_beams", "num_return_sequences"),
-    *(
-        "use_cache",
-        "_from_model_config",
-        "do_sample",
-        "transformers_version",
-        "disable_compile",
-        "num_beams",
-        "num_return_sequences",
-    ),
+    *("use_cache", "do_sample"),
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"),  # sampling's
 }
 _NEUTRAL_AT_1 = {"repetition_penalty", "encoder_repetition_penalty", "length_penalty", "num_beam_groups"}

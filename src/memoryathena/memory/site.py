@@ -103,7 +103,7 @@ class Site(nn.Module):
             shared = self._generated(("GH",), asked[-1:], latents, fold)
 
         decisions, gates = [], []
-        for lane, policy in zip(asked, policies, strict=False):
+        for lane, policy in zip(asked[: len(lanes)], policies, strict=True):
             normed_BTd = lane[1]
             read = {source: pair for source, pair in shared.items() if source in policy.needs}
             if "E" in policy.needs:

@@ -102,7 +102,8 @@ class TrainingConfig(Config):
     """Fuse the backbone's blocks and the memory's parts: a minute at the start, much faster steps on a GPU."""
     cuda_graphs: bool = False
     """On one GPU: a step's forward and backward pass as one CUDA graph, where the table is frozen and the backbone's
-    layers attend to everything before them. Small models wait for launches more than for products."""
+    layers attend to everything before them; not together with gradient_checkpointing. Small models wait for launches
+    more than for products."""
     gradient_checkpointing: bool = False
     """Compute the backbone's blocks again going backward: less memory, a third more time."""
     fsdp: bool = False

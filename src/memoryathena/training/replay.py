@@ -72,7 +72,7 @@ class Replay:
         key = batch.ids_BT.shape, self.stage.phase(progress)
         if key not in self.captured:
             taken = self.taken[key] = self.taken.get(key, 0) + 1
-            if taken == WARM_UP + 1 and not self.refused and capturable(self.model):
+            if taken == WARM_UP + 1 and self.stream is not None and not self.refused:
                 self._capture(key, batch, targets, progress)
         if key not in self.captured:
             return self._learn(batch, targets, progress).double()
@@ -84,6 +84,9 @@ class Replay:
         return share.detach()
 
     def _capture(self, key: Key, batch: Batch, targets: Tensor, progress: float) -> None:
+        if (attention := self.model.host.config._attn_implementation) != CAUSAL:
+            self._refuse(f"attention {attention!r}, or layers that see a part of the past, would need a mask")
+            return
         device = self.model.input_device
         own = Batch(batch.ids_BT.to(device, copy=True), batch.document_BT.to(device, copy=True))
         targets = targets.to(device).clone()
@@ -96,14 +99,17 @@ class Replay:
             with torch.cuda.graph(graph, stream=self.stream):
                 value = self._learn(own, targets, progress)
         except RuntimeError as error:
-            self.refused = True
-            why = str(error).splitlines()[0]
-            warnings.warn(f"stage {self.stage.name} goes on without CUDA graphs: {why}", stacklevel=2)
+            self._refuse(str(error).splitlines()[0])
             for parameter in self.parameters:
                 parameter.grad = None
             return
         gradients = [parameter.grad for parameter in self.parameters]
         self.captured[key] = Captured(graph, own, targets, value, gradients)
+
+    def _refuse(self, why: str) -> None:
+        """Slower, and the same figures: worth a line, not an end."""
+        self.refused = True
+        warnings.warn(f"stage {self.stage.name} goes on without CUDA graphs: {why}", stacklevel=2)
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
@@ -117,11 +123,6 @@ class Replay:
                 yield
         finally:
             around.wait_stream(self.stream)
-
-
-def capturable(model: AthenaModel) -> bool:
-    """Whether this model's passes may be captured as they are now."""
-    return torch.cuda.is_available() and model.host.config._attn_implementation == CAUSAL
 
 
 @contextlib.contextmanager
