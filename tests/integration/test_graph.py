@@ -122,6 +122,22 @@ def test_weights_that_move_make_a_new_step() -> None:
     assert torch.equal(decode(ids, mask, max_new_tokens=NEW), ordinary(model, ids, mask, min_new_tokens=NEW))
 
 
+@pytest.mark.parametrize("part", ["backbone", "table"])
+def test_a_model_that_moves_makes_a_new_step(part: str) -> None:
+    """A graph would go on reading where its weights were."""
+    model = athena()
+    decode = Decoder(model, capture=tape, fuse=False)
+    ids, mask = prompts()
+    with model.use("E"):
+        decode(ids, mask, max_new_tokens=4)
+        (before,) = decode.steps.values()
+        moved = model.memory.table if part == "table" else model.backbone
+        for parameter in moved.parameters():
+            parameter.data = parameter.data.clone()
+        decode(ids, mask, max_new_tokens=4)
+    assert before not in decode.steps.values()
+
+
 def test_what_cannot_be_recorded_is_said_in_one_line() -> None:
     with pytest.raises(AthenaError, match="mistral has layers without a whole past"):
         Decoder(athena("mistral"), None, fuse=False)(sample_ids()[None], max_new_tokens=2)
